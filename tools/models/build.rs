@@ -10,7 +10,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// File, name of the copy, what it says, what it says wrongly.
-const MISTAKES: [(&str, &str, &str, &str); 22] = [
+const MISTAKES: [(&str, &str, &str, &str); 23] = [
     (
         "rendezvous",
         "rendezvous_give_wakes_nobody",
@@ -99,6 +99,7 @@ const MISTAKES: [(&str, &str, &str, &str); 22] = [
     ("parts", "parts_unlock_too_early", GIVEN, UNLOCKED),
     ("parts", "parts_never_unlock", GIVEN, NEVER_UNLOCKED),
     ("parts", "parts_skip_the_busy", WAITING, "None"),
+    ("parts", "parts_claim_the_busy", "if left == 0 {", "if true {"),
     (
         "parts",
         "parts_of_keys_by_call",

@@ -11,7 +11,7 @@ pub use parts::Visits;
 
 use std::num::NonZero;
 
-use parts::{Parts, PARTS_MAX};
+use parts::{Parts, Visited, PARTS_MAX};
 use tierbed_core::{Result, RowKey};
 
 use crate::sizing::{Layout, RowClass, TierOptions};
@@ -133,6 +133,42 @@ impl ShardedTier {
         });
     }
 
+    /// As [`peek_many`](Self::peek_many), but waits for no lock; `false` when another thread has
+    /// one all the while: not all rows were looked for then.
+    pub fn try_peek_many(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        mut found: impl FnMut(usize, u32, &[f32]),
+    ) -> bool {
+        self.arrange(keys, visits, |_| true);
+        let mut wave = Wave::new();
+        self.shards.visit_free(visits, |tiers, visited| {
+            look(&mut wave, tiers, visited, keys, |tier, position, slot| {
+                if let Some(row) = tier.row_in(slot) {
+                    found(position, slot, row);
+                }
+            });
+        })
+    }
+
+    /// Tells the policies of rows that [`try_peek_many`](Self::try_peek_many) found in `slots`,
+    /// what [`get_many`](Self::get_many) tells when it finds them. Rows that left since are passed
+    /// over.
+    ///
+    /// # Panics
+    /// When there are not as many slots as keys.
+    pub fn use_again(&self, keys: &[RowKey], slots: &[u32], visits: &mut Visits) {
+        assert_eq!(keys.len(), slots.len(), "every row was found in a slot");
+        self.arrange(keys, visits, |_| true);
+        for (mut tiers, visited) in self.shards.by_lock(visits) {
+            for (tier, positions) in visited.by_part(&mut tiers) {
+                let of = |&at: &u32| Some((*keys.get(at as usize)?, *slots.get(at as usize)?));
+                positions.iter().filter_map(of).for_each(|(key, slot)| tier.use_again(slot, key));
+            }
+        }
+    }
+
     /// Tells the policies of a group that was asked for, and offers them the rows that are not
     /// here: `row_of` gives the row of a position, or none to leave it out. Rows that leave for
     /// others, and those that do not come in, go to `left`.
@@ -240,15 +276,7 @@ impl ShardedTier {
         self.arrange(keys, visits, |_| true);
         let mut wave = Wave::new();
         for (mut tiers, visited) in self.shards.by_lock(visits) {
-            for positions in visited.positions.chunks(WAVE_ROWS) {
-                let of = |&at: &u32| Some((visited.part_of(at), *keys.get(at as usize)?));
-                let slots = wave.find(&tiers, positions.iter().filter_map(of));
-                for (&position, &slot) in positions.iter().zip(slots) {
-                    if let Some(tier) = tiers.get_mut(visited.part_of(position)) {
-                        visit(tier, position as usize, slot);
-                    }
-                }
-            }
+            look(&mut wave, &mut tiers, visited, keys, &mut visit);
         }
     }
 
@@ -259,58 +287,25 @@ impl ShardedTier {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::policy::PolicyKind;
-    use tierbed_core::{RowId, TableId};
-
-    fn key(row: u64) -> RowKey {
-        RowKey::new(TableId(3), RowId(row))
-    }
-
-    #[test]
-    fn threads_find_only_what_was_stored() {
-        let classes = vec![RowClass { row_words: 8, row_count: 1 << 20 }];
-        let options = TierOptions {
-            capacity_bytes: 16 << 20,
-            classes,
-            tables: Vec::new(),
-            policy: PolicyKind::default(),
-        };
-        let tier = ShardedTier::new(&options, 8).unwrap();
-        assert_eq!(tier.shard_count, 8);
-        std::thread::scope(|scope| {
-            for thread in 0..4u64 {
-                let tier = &tier;
-                scope.spawn(move || {
-                    let mut visits = Visits::default();
-                    for round in 0..50 {
-                        let keys: Vec<_> = (0..500)
-                            .map(|at| key((round * 377 + thread * 11 + at) % 4000))
-                            .collect();
-                        let rows: Vec<_> = keys.iter().map(|key| [key.row.0 as f32; 8]).collect();
-                        tier.get_many(&keys, &mut visits, |at, _, row| assert_eq!(row, rows[at]));
-                        tier.insert_many(&keys, &mut visits, |at| Some(&rows[at][..])).unwrap();
-                    }
-                });
+/// Looks for the keys of one lock, and calls `visit` with the slot of each, or `NOWHERE`.
+#[inline]
+fn look(
+    wave: &mut Wave,
+    tiers: &mut [RowTier],
+    visited: Visited<'_>,
+    keys: &[RowKey],
+    mut visit: impl FnMut(&mut RowTier, usize, u32),
+) {
+    for positions in visited.positions.chunks(WAVE_ROWS) {
+        let of = |&at: &u32| Some((visited.part_of(at), *keys.get(at as usize)?));
+        let slots = wave.find(tiers, positions.iter().filter_map(of));
+        for (&position, &slot) in positions.iter().zip(slots) {
+            if let Some(tier) = tiers.get_mut(visited.part_of(position)) {
+                visit(tier, position as usize, slot);
             }
-        });
-        let stats = tier.stats();
-        assert_eq!(stats.hits + stats.misses, 4 * 50 * 500);
-        assert_eq!((stats.row_count, stats.evictions), (4000, 0));
-        assert!(stats.data_bytes + stats.metadata_bytes <= options.capacity_bytes);
-    }
-
-    #[test]
-    fn a_small_budget_is_one_shard() {
-        let classes = vec![RowClass { row_words: 8, row_count: 100 }];
-        let options = TierOptions {
-            capacity_bytes: 1 << 20,
-            classes,
-            tables: vec![100; 4],
-            policy: PolicyKind::Lru,
-        };
-        assert_eq!(ShardedTier::new(&options, 8).unwrap().shard_count, 1);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -209,7 +209,7 @@ impl Snapshot {
         Ok(kept)
     }
 
-    fn open_overlay(
+    pub(crate) fn open_overlay(
         &self,
         folder: Arc<dyn Folder>,
         manifest: Manifest,

@@ -9,6 +9,7 @@
 )]
 
 mod chunks;
+mod resident;
 mod stats;
 
 use tierbed_core::{Bags, Result};
@@ -70,13 +71,18 @@ impl Snapshot {
         }
         done?;
         drop(guard);
+        self.scale_means(plan, bags, out);
+        self.count(&stats);
+        Ok(stats)
+    }
+
+    /// Divides the sums of bags whose mean is asked for.
+    fn scale_means(&self, plan: &FeatureLayout, bags: &Bags<'_>, out: &mut [f32]) {
         for (at, feature) in plan.features().iter().enumerate() {
             if feature.pooling == Pooling::Mean {
                 self.kernels().mean_scale(bags.feature_offsets(at), feature.columns, out);
             }
         }
-        self.count(&stats);
-        Ok(stats)
     }
 
     /// Handles chunk after chunk. Where the reader has two scratches, the pages of one chunk fly
@@ -253,15 +259,7 @@ impl Snapshot {
                     scratch.expect(at, 1);
                     scratch.asked.push(AskedItem { placement, item, at: at as u32 });
                 }
-                Place::Nowhere => {
-                    // Where codes are kept, a row that is not there has none.
-                    if !scratch.keeps_codes {
-                        let table = layers.schema.table(key.table)?;
-                        let out = scratch.row_mut(at, 0, table.dim as usize);
-                        fill_initial(&table.init, table.seed, key.row.0, out);
-                    }
-                    scratch.mark(at, Filled::Initial);
-                }
+                Place::Nowhere => fill_unstored(scratch, at, layers)?,
             }
         }
         reader.submit(&self.source(layers));
@@ -288,4 +286,17 @@ impl Snapshot {
             self.kernels().pool_add(rows, bags, feature.columns, out);
         }
     }
+}
+
+/// Fills a row that is stored nowhere.
+fn fill_unstored(scratch: &mut Scratch, at: usize, layers: &Layers) -> Result<()> {
+    // Where codes are kept, a row that is not there has none.
+    if !scratch.keeps_codes {
+        let key = scratch.keys[at];
+        let table = layers.schema.table(key.table)?;
+        let out = scratch.row_mut(at, 0, table.dim as usize);
+        fill_initial(&table.init, table.seed, key.row.0, out);
+    }
+    scratch.mark(at, Filled::Initial);
+    Ok(())
 }

@@ -74,6 +74,8 @@ struct State {
     io: Vec<ReaderIo>,
     full_count: usize,
     small_count_max: usize,
+    /// Calls that wait for a reader.
+    waiting_count: usize,
     /// Small readers that could not be made.
     failed_count: usize,
     /// Why there are fewer small readers than there might be.
@@ -105,6 +107,7 @@ impl Readers {
             idle_small: Vec::new(),
             io,
             small_count_max: small.count_max,
+            waiting_count: 0,
             failed_count: 0,
             error: None,
         };
@@ -122,8 +125,7 @@ impl Readers {
         let is_small = self.small.fits(index_count);
         let mut state = lock(&self.state);
         loop {
-            let free = if is_small { state.idle_small.pop() } else { None };
-            if let Some(reader) = free.or_else(|| state.idle.pop()) {
+            if let Some(reader) = state.take_free(is_small) {
                 return ReaderGuard { readers: self, reader: Some(reader) };
             }
             if is_small && state.io.len() - state.full_count < state.small_count_max {
@@ -142,8 +144,16 @@ impl Readers {
                     }
                 }
             }
+            state.waiting_count += 1;
             state = self.is_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting_count -= 1;
         }
+    }
+
+    /// Takes a reader that is free now for a call of `index_count` indices; none is made.
+    pub(crate) fn try_take_for(&self, index_count: usize) -> Option<ReaderGuard<'_>> {
+        let reader = lock(&self.state).take_free(self.small.fits(index_count))?;
+        Some(ReaderGuard { readers: self, reader: Some(reader) })
     }
 
     /// Lets readers that nobody uses read the pages of `layers` and of no other.
@@ -161,6 +171,13 @@ impl Readers {
             io: sum_io(&state.io),
             error: state.error.clone(),
         }
+    }
+}
+
+impl State {
+    fn take_free(&mut self, is_small: bool) -> Option<Reader> {
+        let free = if is_small { self.idle_small.pop() } else { None };
+        free.or_else(|| self.idle.pop())
     }
 }
 
@@ -192,17 +209,21 @@ impl Drop for ReaderGuard<'_> {
     )]
     fn drop(&mut self) {
         let Some(reader) = self.reader.take() else { return };
+        let io = io_of(&reader);
         let mut state = lock(&self.readers.state);
         assert!(reader.number < state.io.len(), "reader {} of {}", reader.number, state.io.len());
-        state.io[reader.number] = io_of(&reader);
+        state.io[reader.number] = io;
         let is_full = reader.number < state.full_count;
         if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
         assert!(state.idle.len() <= state.full_count, "a reader comes back once");
         let small_count = state.io.len() - state.full_count;
         assert!(state.idle_small.len() <= small_count, "a small reader comes back once");
+        let is_awaited = state.waiting_count > 0;
         drop(state);
-        // Who waits may be able to use only one kind.
-        self.readers.is_back.notify_all();
+        // Who waits may be able to use only one kind. Waking nobody costs a system call.
+        if is_awaited {
+            self.readers.is_back.notify_all();
+        }
     }
 }
 

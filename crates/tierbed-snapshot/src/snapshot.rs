@@ -542,6 +542,11 @@ impl Snapshot {
         self.readers.take()
     }
 
+    /// Takes a reader that is free now for a call of `index_count` indices.
+    pub(crate) fn try_take_reader_for(&self, index_count: usize) -> Option<ReaderGuard<'_>> {
+        self.readers.try_take_for(index_count)
+    }
+
     /// Takes a reader for a call of `index_count` indices.
     pub(crate) fn take_reader_for(&self, index_count: usize) -> ReaderGuard<'_> {
         self.readers.take_for(index_count)

@@ -138,4 +138,21 @@ impl View<'_> {
     ) -> Result<LookupStats> {
         self.snapshot.lookup_in(&self.layers, plan, bags, out)
     }
+
+    /// As [`lookup`](Self::lookup), but only where all rows are in memory: in a tier, always there,
+    /// or stored nowhere. No page is read and no reader waited for, so threads may ask that have
+    /// others to answer. `None` where a row is elsewhere, or another thread is in the way; then
+    /// nothing was written, counted, or told to a policy. Calls that do not fit a reader's memory
+    /// at once, snapshots with neighbours, and those of a shared budget always get `None`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::lookup`], for shapes and ids.
+    pub fn lookup_resident(
+        &self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) -> Result<Option<LookupStats>> {
+        self.snapshot.lookup_resident_in(&self.layers, plan, bags, out)
+    }
 }

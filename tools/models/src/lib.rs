@@ -15,7 +15,11 @@
 //! [`tierbed_core::handover`]: ../tierbed_core/handover/index.html
 
 mod sync {
+    pub(super) use loom::hint::spin_loop;
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    /// Once more, so that a lock may come free meanwhile.
+    pub(super) const TRIES: usize = 2;
 }
 
 include!(concat!(env!("OUT_DIR"), "/handovers.rs"));

@@ -60,6 +60,9 @@ trait AnyParts: Send + Sync + 'static {
     /// Calls `visit` with the part and the number of each of `rows`, each part under its lock.
     fn visit(&self, rows: &[usize], visit: impl FnMut(&mut Tier, usize));
 
+    /// As `visit`, but waits for no lock.
+    fn visit_free(&self, rows: &[usize], visit: impl FnMut(&mut Tier, usize)) -> bool;
+
     /// As `peek_many`, and as `get_many` but for what the policy is told.
     fn peek(&self, row: usize) -> Option<u32> {
         let mut found = None;
@@ -103,12 +106,21 @@ macro_rules! parts {
                     }
                 }
             }
+            fn visit_free(&self, rows: &[usize], mut visit: impl FnMut(&mut Tier, usize)) -> bool {
+                let mut visits = tierbed_models::$module::Visits::default();
+                self.arrange(rows.iter().map(|&row| ROWS[row]), &mut visits, |_| true);
+                self.visit_free(&visits, |tiers, visited| {
+                    for (tier, positions) in visited.by_part(tiers) {
+                        positions.iter().for_each(|&at| visit(tier, rows[at as usize]));
+                    }
+                })
+            }
         }
     )*};
 }
 
 parts! {
-    parts parts_unlock_too_early parts_never_unlock parts_skip_the_busy
+    parts parts_unlock_too_early parts_never_unlock parts_skip_the_busy parts_claim_the_busy
     parts_of_keys_by_call
 }
 
@@ -177,13 +189,26 @@ fn parts_share_a_lock<P: AnyParts>() {
     assert_eq!((parts.stored(0), parts.stored(2)), (1, 1));
 }
 
-fn scenarios<P: AnyParts>() -> [fn(); 5] {
+/// Somebody is in a part that is not waited for: whoever looks knows that it saw not all.
+fn a_part_that_is_held_is_told<P: AnyParts>() {
+    fn look<P: AnyParts>(parts: &P) -> bool {
+        let mut seen = Vec::new();
+        let is_whole = parts.visit_free(&[0, 2], |tier, row| seen.push(tier.peek(row % 2)));
+        assert!(!is_whole || seen.len() == 2, "{seen:?} is not all");
+        is_whole
+    }
+    let parts = beside::<P>(|parts| parts.insert(&[0, 1], 7), |parts| drop(look(parts)));
+    assert!(look(&*parts), "nobody else is there");
+}
+
+fn scenarios<P: AnyParts>() -> [fn(); 6] {
     [
         a_row_is_seen_whole::<P>,
         a_row_comes_in_once::<P>,
         rows_do_not_displace_each_other::<P>,
         a_busy_part_is_not_forgotten::<P>,
         parts_share_a_lock::<P>,
+        a_part_that_is_held_is_told::<P>,
     ]
 }
 
@@ -214,12 +239,13 @@ fn a_caller_that_locks_twice() {
 #[test]
 fn every_mistake_is_refused() {
     use tierbed_models as wrong;
-    let cases: [Case<'_>; 6] = [
+    let cases: [Case<'_>; 7] = [
         ("right", &scenarios::<Right>()),
         ("caller that locks twice", &[a_caller_that_locks_twice]),
         ("unlocks too early", &scenarios::<wrong::parts_unlock_too_early::Parts<Tier>>()),
         ("never unlocks", &scenarios::<wrong::parts_never_unlock::Parts<Tier>>()),
         ("skips the busy", &scenarios::<wrong::parts_skip_the_busy::Parts<Tier>>()),
+        ("claims the busy", &scenarios::<wrong::parts_claim_the_busy::Parts<Tier>>()),
         ("parts of keys by call", &scenarios::<wrong::parts_of_keys_by_call::Parts<Tier>>()),
     ];
     check_mistakes("every_mistake_is_refused", &cases);

@@ -66,6 +66,10 @@ enum Wrong {
     LeaseByRow,
     /// Rows stop being pending for all when the next generation is served.
     PendingClearedEarly,
+    /// A lookup that needs no page takes pending rows from tiers.
+    ResidentTakesPending,
+    /// A lookup that needs no page ends its lease before it looks into the tiers.
+    ResidentLetsGo,
 }
 
 struct Served<S> {
@@ -134,6 +138,37 @@ impl<S: AnyLeases> Served<S> {
         });
     }
 
+    /// Rows of one generation from the tiers alone; nothing where a row is in none of them, or
+    /// somebody else is there. No page is read, nobody is waited for.
+    fn look_up_resident(&self, rows: &[u32]) {
+        let expected = |now: &Generation| -> Option<Vec<u32>> {
+            let may_take =
+                |row| !self.is_pending(now, row) || self.wrong == Wrong::ResidentTakesPending;
+            rows.iter().map(|row| may_take(*row).then(|| now.page(*row))).collect()
+        };
+        let check = |expected: Option<Vec<u32>>| {
+            let found: Option<Vec<u32>> = rows.iter().map(|row| self.in_tiers(*row)).collect();
+            if let (Some(expected), Some(found)) = (expected, found) {
+                assert_eq!(found, expected, "rows of tiers are of the generation");
+            }
+        };
+        if self.wrong == Wrong::ResidentLetsGo {
+            return check(self.generations.with(expected));
+        }
+        self.generations.with(|now| check(expected(now)));
+    }
+
+    fn in_tiers(&self, row: u32) -> Option<u32> {
+        for tier in &self.tiers {
+            if let Some((kept, number)) = *tier.try_lock().ok()? {
+                if kept == row {
+                    return Some(number);
+                }
+            }
+        }
+        None
+    }
+
     fn is_pending(&self, now: &Generation, row: u32) -> bool {
         match self.wrong {
             Wrong::PendingClearedEarly => row == CHANGED && self.is_pending.load(SeqCst) == 1,
@@ -192,11 +227,11 @@ impl<S: AnyLeases> Served<S> {
 }
 
 /// A thread looks up beside a swap; `before` is in the tiers when both begin.
-fn beside<S: AnyLeases>(wrong: Wrong, before: &[u32], asked: &'static [&'static [u32]]) {
+fn beside<S: AnyLeases>(wrong: Wrong, before: &[u32], look: fn(&Served<S>)) {
     let served = Arc::new(Served::<S>::new(wrong));
     before.iter().for_each(|row| served.look_up(&[*row]));
     let shared = Arc::clone(&served);
-    let looking = thread::spawn(move || asked.iter().for_each(|rows| shared.look_up(rows)));
+    let looking = thread::spawn(move || look(&shared));
     served.swap();
     looking.join().unwrap();
     served.look_up(&[CHANGED]);
@@ -207,17 +242,22 @@ fn beside<S: AnyLeases>(wrong: Wrong, before: &[u32], asked: &'static [&'static 
 
 /// The row comes into an empty tier while it is about to change.
 fn a_row_comes<S: AnyLeases>(wrong: Wrong) {
-    beside::<S>(wrong, &[], &[&[CHANGED], &[CHANGED]]);
+    beside::<S>(wrong, &[], |served| [(); 2].iter().for_each(|()| served.look_up(&[CHANGED])));
 }
 
 /// The row falls from the first tier while it is about to change.
 fn a_row_falls<S: AnyLeases>(wrong: Wrong) {
-    beside::<S>(wrong, &[CHANGED], &[&[OTHER]]);
+    beside::<S>(wrong, &[CHANGED], |served| served.look_up(&[OTHER]));
 }
 
 /// A lookup asks for the row twice, with another between.
 fn a_lookup_has_one_generation<S: AnyLeases>(wrong: Wrong) {
-    beside::<S>(wrong, &[CHANGED], &[&[CHANGED, CHANGED]]);
+    beside::<S>(wrong, &[CHANGED], |served| served.look_up(&[CHANGED, CHANGED]));
+}
+
+/// A lookup that needs no page asks for the row twice.
+fn a_lookup_needs_no_page<S: AnyLeases>(wrong: Wrong) {
+    beside::<S>(wrong, &[CHANGED], |served| served.look_up_resident(&[CHANGED, CHANGED]));
 }
 
 macro_rules! scenarios {
@@ -226,6 +266,7 @@ macro_rules! scenarios {
             (|| a_row_comes::<$leases>($wrong)) as fn(),
             || a_row_falls::<$leases>($wrong),
             || a_lookup_has_one_generation::<$leases>($wrong),
+            || a_lookup_needs_no_page::<$leases>($wrong),
         ]
     };
     ($module:ident) => {
@@ -249,7 +290,7 @@ fn a_swap_holds_in_many_more_orders() {
 
 #[test]
 fn every_mistake_is_refused() {
-    let cases: [Case<'_>; 10] = [
+    let cases: [Case<'_>; 12] = [
         ("right", &scenarios!(Right, Wrong::Nothing)),
         ("no first wait", &scenarios!(leases_without_first_wait)),
         ("no last wait", &scenarios!(leases_without_last_wait)),
@@ -260,6 +301,8 @@ fn every_mistake_is_refused() {
         ("pending falls", &scenarios!(Right, Wrong::PendingFalls)),
         ("lease by row", &scenarios!(Right, Wrong::LeaseByRow)),
         ("pending cleared early", &scenarios!(Right, Wrong::PendingClearedEarly)),
+        ("resident takes pending", &scenarios!(Right, Wrong::ResidentTakesPending)),
+        ("resident lets go", &scenarios!(Right, Wrong::ResidentLetsGo)),
     ];
     check_mistakes("every_mistake_is_refused", &cases);
 }

@@ -13,7 +13,7 @@
 use std::ops::DerefMut;
 use std::sync::{PoisonError, TryLockError};
 
-use super::sync::{Mutex, MutexGuard};
+use super::sync::{spin_loop, Mutex, MutexGuard, TRIES};
 
 /// Most parts: their numbers are kept in a byte per row of a call.
 pub(super) const PARTS_MAX: usize = 256;
@@ -77,11 +77,7 @@ impl<T> Parts<T> {
         &'a self,
         visits: &'a Visits,
     ) -> impl Iterator<Item = (impl DerefMut<Target = Vec<T>> + 'a, Visited<'a>)> {
-        let asked = self.locks.iter().enumerate().filter(|(_, lock)| {
-            let (start, end) = visits.range(lock.first, lock.end);
-            start < end
-        });
-        let mut left = asked.fold(0, |left, (at, _)| left | 1u64 << at);
+        let mut left = self.asked(visits);
         std::iter::from_fn(move || {
             let (at, parts) = self.take_one(left)?;
             let lock = self.locks.get(at)?;
@@ -90,15 +86,49 @@ impl<T> Parts<T> {
         })
     }
 
+    /// Calls `visit` with what [`by_lock`](Self::by_lock) gives out, but waits for nobody: `false`
+    /// when another thread has a lock all the while. Its parts are not visited then.
+    pub(super) fn visit_free(
+        &self,
+        visits: &Visits,
+        mut visit: impl FnMut(&mut [T], Visited<'_>),
+    ) -> bool {
+        let mut left = self.asked(visits);
+        for _ in 0..TRIES {
+            for (at, lock) in self.locks.iter().enumerate() {
+                if left & (1 << at) == 0 {
+                    continue;
+                }
+                if let Some(mut parts) = take_free(&lock.parts) {
+                    visit(&mut parts, visits.of_parts(lock.first, lock.end));
+                    left &= !(1 << at);
+                }
+            }
+            if left == 0 {
+                return true;
+            }
+            spin_loop();
+        }
+        false
+    }
+
+    /// Returns the set of locks whose parts have positions in `visits`.
+    fn asked(&self, visits: &Visits) -> u64 {
+        let asked = self.locks.iter().enumerate().filter(|(_, lock)| {
+            let (start, end) = visits.range(lock.first, lock.end);
+            start < end
+        });
+        asked.fold(0, |asked, (at, _)| asked | 1 << at)
+    }
+
     /// Takes the first lock of the set `left` that is free, or waits for the first.
     fn take_one(&self, left: u64) -> Option<(usize, MutexGuard<'_, Vec<T>>)> {
         let mut rest = left;
         while rest != 0 {
             let at = rest.trailing_zeros() as usize;
-            match self.locks.get(at)?.parts.try_lock() {
-                Ok(parts) => return Some((at, parts)),
-                Err(TryLockError::Poisoned(error)) => return Some((at, error.into_inner())),
-                Err(TryLockError::WouldBlock) => rest &= rest - 1,
+            match take_free(&self.locks.get(at)?.parts) {
+                Some(parts) => return Some((at, parts)),
+                None => rest &= rest - 1,
             }
         }
         let at = left.trailing_zeros() as usize;
@@ -119,6 +149,14 @@ impl<T> Parts<T> {
 // that were whole when they were stored, so later lookups may go on.
 fn wait_for<T>(parts: &Mutex<T>) -> MutexGuard<'_, T> {
     parts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn take_free<T>(parts: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match parts.try_lock() {
+        Ok(parts) => Some(parts),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Which positions of a call belong to which part. The caller keeps it, so that calls allocate

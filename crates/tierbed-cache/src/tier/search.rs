@@ -102,6 +102,13 @@ impl RowTier {
         Some(slab.row(at(slot)))
     }
 
+    /// Uses a row that was found in slot `hint` a moment ago, if it is still here.
+    pub(crate) fn use_again(&mut self, hint: u32, key: RowKey) {
+        if let Some(slot) = self.find_again(hint, hash_of(key), key) {
+            self.use_found(slot);
+        }
+    }
+
     /// Returns the row that was just found in `slot`.
     #[inline]
     pub(crate) fn row_in(&self, slot: u32) -> Option<&[f32]> {

@@ -21,6 +21,7 @@ mod overlays;
 mod parts;
 mod placed;
 mod refresh;
+mod resident;
 mod shared;
 mod tiers;
 

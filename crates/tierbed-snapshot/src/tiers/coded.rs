@@ -93,6 +93,25 @@ impl CodedTier {
         }
     }
 
+    /// As [`find`](Self::find), but waits for no lock and tells the policy nothing; `false` when
+    /// another has a lock.
+    pub(super) fn try_find(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        found: impl FnMut(usize, u32, &[f32]),
+    ) -> bool {
+        self.rows.try_peek_many(keys, visits, found)
+    }
+
+    /// Tells the policy of rows that [`try_find`](Self::try_find) found in `slots`, as
+    /// [`find`](Self::find) does.
+    pub(super) fn use_again(&self, keys: &[RowKey], slots: &[u32], visits: &mut Visits) {
+        if !self.knows_groups {
+            self.rows.use_again(keys, slots, visits);
+        }
+    }
+
     /// Decodes one row to `out`, if it is here; tells the policy nothing.
     pub(super) fn peek(&self, key: RowKey, visits: &mut Visits, out: &mut [f32]) -> bool {
         let mut is_found = false;

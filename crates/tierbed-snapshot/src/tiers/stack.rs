@@ -4,6 +4,8 @@
     reason = "positions are those of the scratch, tables those of the schema"
 )]
 
+mod asking;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -242,55 +244,6 @@ impl TierStack {
         tier.preload(keys, rows, |key| self.dim(key), &mut Visits::default())
     }
 
-    /// Fills the rows of the scratch that a tier or the resident rows have; not those of deltas
-    /// that come or go.
-    pub(crate) fn answer(&self, scratch: &mut Scratch, layers: &Layers) {
-        for (number, tier) in (1..).zip(&self.tiers) {
-            let is_first = number == 1;
-            let Scratch { keys, words, row_starts, filled, visits, tier_of, slot_of, work, .. } =
-                &mut *scratch;
-            assert_eq!(keys.len(), filled.len(), "every unique row has a state");
-            work.begin();
-            // A later tier is asked for all rows still missing in one call, so that each of its
-            // locks is taken once; the first tier is asked for all rows, without a copy.
-            if !is_first {
-                let left = (0..).zip(keys.iter().zip(filled.iter()));
-                let left = left.filter(|(_, (_, state))| **state == Filled::No);
-                for (at, (key, _)) in left {
-                    work.keys.push(*key);
-                    work.row_words.push(at);
-                }
-            }
-            let (asked, places) = (if is_first { &*keys } else { &work.keys }, &work.row_words);
-            let mut hits = 0;
-            tier.find(asked, visits, |found, slot, code| {
-                let at = if is_first { found } else { places[found] };
-                if layers.is_pending(keys[at]) {
-                    return;
-                }
-                tier.decode(code, words.row_mut(row_starts[at], self.dim(keys[at])));
-                (filled[at], tier_of[at], slot_of[at]) = (Filled::Cached, number, slot);
-                hits += 1;
-            });
-            let (hit_count, miss_count) = &self.counts[usize::from(number) - 1];
-            hit_count.fetch_add(hits, Ordering::Relaxed);
-            miss_count.fetch_add(asked.len() as u64 - hits, Ordering::Relaxed);
-        }
-        for at in 0..scratch.keys.len() {
-            if scratch.filled[at] != Filled::No {
-                continue;
-            }
-            let key = scratch.keys[at];
-            if !self.resident.has(key.table) || layers.is_changed(key) {
-                continue;
-            }
-            let place = scratch.row_mut(at, 0, self.dim(key));
-            if self.resident.head(self.kernels, key, place) {
-                scratch.mark(at, Filled::Resident);
-            }
-        }
-    }
-
     /// Answers for a row that is in no tier, if misses may be answered so.
     pub(crate) fn answer_miss(
         &self,
@@ -339,6 +292,12 @@ impl TierStack {
     /// Whether rows that needed no read must be noted: a shared budget follows demand.
     pub(crate) fn wants_hits(&self) -> bool {
         self.membership.is_some()
+    }
+
+    /// Whether a lookup that needs no page is a matter of memory alone: rows that stand for others
+    /// are made by reading, and a shared budget may be divided anew.
+    pub(crate) fn are_plain(&self) -> bool {
+        self.membership.is_none() && self.neighbours.is_none()
     }
 
     /// Whether a policy is group-aware: it needs the rows of each sample together.

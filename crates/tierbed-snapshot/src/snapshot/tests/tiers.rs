@@ -10,11 +10,11 @@ use crate::{CacheTier, HeadRows, MissMode, ResidentTable, Tail, TierStackOptions
 pub(super) const ROWS: u64 = 3000;
 pub(super) const DIM: usize = 16;
 
-fn stack(tiers: Vec<CacheTier>) -> TierStackOptions {
+pub(super) fn stack(tiers: Vec<CacheTier>) -> TierStackOptions {
     TierStackOptions { tiers, ..TierStackOptions::default() }
 }
 
-fn tier(codec: Codec, policy: PolicyKind, share: f64) -> CacheTier {
+pub(super) fn tier(codec: Codec, policy: PolicyKind, share: f64) -> CacheTier {
     CacheTier { codec, policy, share, ..CacheTier::default() }
 }
 

@@ -35,6 +35,12 @@ fn look(snapshot: &Snapshot, seed: u64, stop: &AtomicBool) -> u64 {
             for (row, id) in out.chunks(16).zip(&ids).take(30) {
                 assert_eq!(row, [number as f32; 16], "row {id} in generation {number}");
             }
+            // As threads ask that must not wait.
+            let (ids, offsets) = ([ids[0], ids[1]], [0, 2]);
+            let bags = Bags::new(&ids, &offsets, None, 1).unwrap();
+            let mut out = vec![number as f32; 32];
+            view.lookup_resident(&plan, &bags, &mut out).unwrap();
+            assert_eq!(out, [number as f32; 32], "rows {ids:?} in generation {number}");
         }
         count += 1;
     }
