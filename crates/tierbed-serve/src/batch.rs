@@ -49,9 +49,9 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
                     predictions.push(predict::batch::Begun { done, phases, prepared });
                 }
             },
-            Work::Lookup(prepare) => match guarded(service, || prepare(&serving)) {
+            Work::Lookup(lookup) => match guarded(service, || lookup.prepared(&serving)) {
                 Err(refusal) => done.send(Err(refusal)),
-                Ok(Prepared { queries, held, sample_count, encode }) => {
+                Ok(Prepared { queries, held, sample_count, encode, .. }) => {
                     let input_us = service.clock.now_us().saturating_sub(start_us);
                     let phases = Phases { queue_us, input_us, sample_count, ..Phases::default() };
                     begun.push(Begun { done, held, encode, phases, result: Ok(queries) });

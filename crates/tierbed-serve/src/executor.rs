@@ -189,10 +189,22 @@ impl Executor {
         if !state.is_closed {
             state.queued.add(&job);
             state.jobs.insert(ticket, job);
+            let is_awaited = state.idle_count > 0;
             drop(state);
-            self.has_jobs.notify_one();
+            // Waking nobody costs a system call.
+            if is_awaited {
+                self.has_jobs.notify_one();
+            }
         }
         Ok(ticket)
+    }
+
+    /// Tells whether a request may be answered where it is: it does not wait.
+    pub(crate) fn admits_at_once(&self, offer: Offer) -> Verdict {
+        let Offer { deadline_us, priority, request_count } = offer;
+        let left_us = deadline_us.saturating_sub(self.clock.now_us());
+        let found = Found { request_count: request_count as u64, wait_us: 0 };
+        admit(self.rule, found, Arrival { left_us, priority })
     }
 
     /// Removes a job that nobody waits for, unless it was taken before.

@@ -52,23 +52,26 @@ impl Generations {
         self.predictor.is_some()
     }
 
+    /// Returns what was made of `view`, if it was.
+    fn known(&self, view: &View<'_>) -> Option<Arc<Parts>> {
+        let known = self.lock();
+        known.iter().rfind(|parts| parts.identity == *view.identity()).cloned()
+    }
+
     /// Returns what was made of `view`, or makes it.
     ///
     /// # Errors
     /// `Invalid` for features that do not fit the tables, `Corruption` for attachments that cannot
     /// be read; those of the predictor.
     pub(crate) fn of(&self, view: &View<'_>) -> Result<Arc<Parts>> {
-        let of_view = |parts: &&Arc<Parts>| parts.identity == *view.identity();
-        let known = self.lock();
-        if let Some(parts) = known.iter().find(of_view) {
-            return Ok(Arc::clone(parts));
+        if let Some(parts) = self.known(view) {
+            return Ok(parts);
         }
-        let before = known.last().cloned();
         // Requests go on meanwhile: a model may take its time.
-        drop(known);
+        let before = self.lock().last().cloned();
         let parts = Arc::new(self.make(view, before.as_deref())?);
         let mut known = self.lock();
-        if let Some(parts) = known.iter().find(of_view) {
+        if let Some(parts) = known.iter().find(|parts| parts.identity == *view.identity()) {
             return Ok(Arc::clone(parts));
         }
         if known.len() == KEPT {
@@ -141,6 +144,14 @@ impl Service {
         let view = self.snapshot.view();
         let parts = self.generations.of(&view)?;
         Ok(Serving { service: self, view, parts })
+    }
+
+    /// Takes the generation that answers now, if somebody has asked for it before: making what it
+    /// needs may take long.
+    pub(crate) fn serving_known(&self) -> Option<Serving<'_>> {
+        let view = self.snapshot.view();
+        let parts = self.generations.known(&view)?;
+        Some(Serving { service: self, view, parts })
     }
 
     /// Answers from a delta from now on.

@@ -3,6 +3,9 @@
 //! ```text
 //! body ─▶ decode, check ─▶ Prepared: queries with room ─▶ look up ─▶ encode ─▶ Made
 //! ```
+//!
+//! A lookup that was prepared where it was received, and must wait after all, waits prepared. When
+//! its turn comes in another generation, it is prepared anew.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,7 +19,7 @@ use tokio::sync::{oneshot, OwnedSemaphorePermit};
 use crate::answer::{with_type, Refusal};
 use crate::body::Held;
 use crate::coding::{Coding, Pack};
-use crate::generation::Serving;
+use crate::generation::{Parts, Serving};
 use crate::predict;
 use crate::query::Query;
 
@@ -27,13 +30,62 @@ pub(crate) const HEADER_LENGTH: HeaderName =
 /// Makes the answer of looked up queries, or of scores.
 pub(crate) type Encode<T = Vec<Query>> = Box<dyn FnOnce(T) -> Result<Body, Refusal> + Send>;
 
-/// Decodes and checks a request.
-pub(crate) type Prepare<T> = Box<dyn FnOnce(&Serving<'_>) -> Result<T, Refusal> + Send>;
+/// Decodes and checks a prediction.
+pub(crate) type PreparePrediction =
+    Box<dyn FnOnce(&Serving<'_>) -> Result<predict::Prepared, Refusal> + Send>;
+
+/// Decodes and checks a lookup, whose memory is given; as often as generations change meanwhile.
+type PrepareLookup = Box<dyn Fn(&Serving<'_>, Held) -> Result<Prepared, Refusal> + Send>;
 
 /// What is to be done for a request. Each may be joined with others of its kind.
 pub(crate) enum Work {
-    Lookup(Prepare<Prepared>),
-    Prediction(Prepare<predict::Prepared>),
+    Lookup(Lookup),
+    Prediction(PreparePrediction),
+}
+
+/// A lookup that waits for a thread.
+pub(crate) struct Lookup {
+    prepare: PrepareLookup,
+    stage: Stage,
+}
+
+/// How far a lookup has come.
+pub(crate) enum Stage {
+    /// Its body has arrived; with its memory.
+    Received(Held),
+    /// It is decoded and checked, in the generation whose parts these are.
+    Prepared(Box<InGeneration>),
+}
+
+/// A lookup as it is prepared in one generation.
+pub(crate) struct InGeneration {
+    pub(crate) parts: Arc<Parts>,
+    pub(crate) prepared: Prepared,
+}
+
+impl Lookup {
+    /// Waits at `stage`, with what decodes its body.
+    pub(crate) fn new(
+        stage: Stage,
+        prepare: impl Fn(&Serving<'_>, Held) -> Result<Prepared, Refusal> + Send + 'static,
+    ) -> Self {
+        Self { prepare: Box::new(prepare), stage }
+    }
+
+    /// Decodes and checks the request, unless that was done in the same generation.
+    ///
+    /// # Errors
+    /// Those of decoding and checking.
+    pub(crate) fn prepared(self, serving: &Serving<'_>) -> Result<Prepared, Refusal> {
+        let held = match self.stage {
+            Stage::Received(held) => held,
+            Stage::Prepared(before) if Arc::ptr_eq(&before.parts, &serving.parts) => {
+                return Ok(before.prepared);
+            }
+            Stage::Prepared(before) => before.prepared.held,
+        };
+        (self.prepare)(serving, held)
+    }
 }
 
 impl Work {
@@ -46,10 +98,13 @@ impl Work {
     pub(crate) fn packed(self, pack: Option<Pack>) -> Self {
         let Some(pack) = pack else { return self };
         match self {
-            Self::Lookup(prepare) => Self::Lookup(Box::new(move |serving: &Serving<'_>| {
-                let prepared = prepare(serving)?;
-                Ok(Prepared { encode: packing(prepared.encode, pack), ..prepared })
-            })),
+            Self::Lookup(Lookup { prepare, stage }) => {
+                let prepare = move |serving: &Serving<'_>, held: Held| {
+                    let prepared = prepare(serving, held)?;
+                    Ok(Prepared { encode: packing(prepared.encode, pack), ..prepared })
+                };
+                Self::Lookup(Lookup::new(stage, prepare))
+            }
             Self::Prediction(prepare) => {
                 Self::Prediction(Box::new(move |serving: &Serving<'_>| {
                     let prepared = prepare(serving)?;
@@ -108,8 +163,13 @@ pub(crate) struct Prepared {
     /// The memory of body and answer.
     pub(crate) held: Held,
     pub(crate) sample_count: u64,
+    /// Time that encoding takes, in elements that are copied.
+    pub(crate) encode_cost: usize,
     pub(crate) encode: Encode,
 }
+
+/// Elements that are copied in the time that one is written as JSON.
+pub(crate) const JSON_COST: usize = 16;
 
 /// The body of an answer.
 #[derive(Debug)]

@@ -5,8 +5,9 @@
 //!                      decoded ─▶ one Snapshot::lookup ─▶ Predictor, if asked ─▶ encode ─▶ answers
 //! ```
 //!
-//! Async threads only move bytes; decoding, lookups and predictions run on a fixed number of
-//! threads of the executor, so a slow disk never stalls `/health`. What clients may cost is
+//! Async threads move bytes, and answer small lookups whose rows are in memory; what is larger or
+//! may wait runs on a fixed number of threads of the executor, so a slow disk never stalls
+//! `/health`. What clients may cost is
 //! bounded: connections, time to send and to take, bytes in memory, indices, bags, requests at
 //! once ([`Limits`]). What fails is logged, counted, and told by `/health`. The interfaces are
 //! written down in docs/reference/http.md and docs/reference/oip.md.
@@ -29,6 +30,7 @@ pub mod fuzz;
 mod generation;
 mod grpc;
 mod handshake;
+mod inline;
 mod job;
 mod joint;
 mod json;

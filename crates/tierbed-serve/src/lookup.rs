@@ -8,7 +8,7 @@ use crate::body::Held;
 use crate::columns::{
     check_answer, check_columns, check_counts, find, join, Column, Joined, Place,
 };
-use crate::job::{Body, Prepared};
+use crate::job::{Body, Prepared, JSON_COST};
 use crate::options::Limits;
 use crate::plans::Asked;
 use crate::query::{Ids, Query, Source};
@@ -69,13 +69,15 @@ pub(crate) fn prepare(
     let told: Vec<_> =
         names.into_iter().zip(places).map(|(name, place)| Told { name, place }).collect();
     let sample_count = queries.first().map_or(0, |query| query.bags().batch_size() as u64);
+    let elements: usize = queries.iter().map(|query| query.matrix.get().len()).sum();
+    let encode_cost = if is_binary { elements } else { elements.saturating_mul(JSON_COST) };
     let encode = move |queries: Vec<Query>| {
         let encoded = if is_binary { tensors::encode } else { json::encode };
         let bytes = encoded(&told, &queries)?.into();
         let body_type = if is_binary { SAFETENSORS } else { JSON }.into();
         Ok(Body { bytes, body_type, header_bytes: None, coding: None })
     };
-    Ok(Prepared { queries, held, sample_count, encode: Box::new(encode) })
+    Ok(Prepared { queries, held, sample_count, encode_cost, encode: Box::new(encode) })
 }
 
 /// Checks the columns of a request; `pooling` replaces that of every feature.

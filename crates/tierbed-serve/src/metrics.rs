@@ -108,6 +108,7 @@ pub(crate) struct Metrics {
     handshakes_failed: Family<Why, Counter>,
     pub(crate) tls_refused: Counter,
     pub(crate) batch_requests: Histogram,
+    pub(crate) inline: Counter,
     pub(crate) unfinished: Counter,
     pub(crate) ready: Gauge,
     pub(crate) slow: Counter,
@@ -152,6 +153,7 @@ impl Metrics {
             handshakes_failed: Family::default(),
             tls_refused: Counter::default(),
             batch_requests: Histogram::new(BATCH_BOUNDS),
+            inline: Counter::default(),
             unfinished: Counter::default(),
             ready: Gauge::default(),
             slow: Counter::default(),
@@ -200,6 +202,8 @@ impl Metrics {
         registry.register("queue_seconds", help, self.queue_seconds.clone());
         let help = "Requests that were answered together, by their number";
         registry.register("batch_requests", help, self.batch_requests.clone());
+        let help = "Lookups that needed no page, answered by the thread that received them";
+        registry.register("inline_requests", help, self.inline.clone());
         let help = "1 while balancers shall send requests";
         registry.register("ready", help, self.ready.clone());
         let help = "Requests and connections that found no room or time, by what there was none of";

@@ -47,7 +47,7 @@ pub struct ServeOptions {
     pub clock: Arc<dyn Clock>,
 }
 
-/// What requests and clients may cost. No limit may be 0.
+/// What requests and clients may cost. No limit may be 0, but for `inline_indices_max`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -65,6 +65,9 @@ pub struct Limits {
     pub body_bytes_max: usize,
     /// Most indices in one lookup.
     pub indices_max: usize,
+    /// Most indices of a lookup that the thread that received it answers at once, where all its
+    /// rows are in memory; 0: every lookup goes through the queue.
+    pub inline_indices_max: usize,
     /// Most bags in one lookup: samples times features.
     pub bags_max: usize,
     /// Largest answer to a lookup.
@@ -123,6 +126,8 @@ impl Default for Limits {
             queue_ms_max: 50,
             body_bytes_max: 16 << 20,
             indices_max: 1 << 20,
+            // Some twenty microseconds.
+            inline_indices_max: 512,
             bags_max: 1 << 20,
             answer_bytes_max: 64 << 20,
             buffer_bytes_max: 256 << 20,

@@ -220,6 +220,23 @@ impl Query {
         };
         look_up(source, plan, &bags, matrix.get_mut())
     }
+
+    /// Looks the bags up, if that needs no page and no wait; ids are rows. The matrix must have
+    /// room.
+    ///
+    /// # Errors
+    /// Those of [`View::lookup_resident`].
+    pub(crate) fn look_up_resident(&mut self, Source { snapshot, .. }: Source<'_>) -> Result<bool> {
+        let Self { plan, values, offsets, weights, matrix } = self;
+        let bags = Bags {
+            indices: values,
+            offsets,
+            weights: weights.as_deref(),
+            feature_count: plan.asked.len(),
+        };
+        let answered = snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())?;
+        Ok(answered.is_some())
+    }
 }
 
 /// Looks up bags of raw ids.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 use tierbed_serve::{Limits, ServeOptions};
 
-use crate::values::{bytes, count, flag, limit_ms, ms, seconds, share, Size};
+use crate::values::{bytes, count, count_or_0, flag, limit_ms, ms, seconds, share, Size};
 
 /// Answers lookups over a published snapshot, by HTTP and gRPC, without Python.
 #[derive(Debug, Clone, Parser)]
@@ -139,6 +139,10 @@ pub struct Limiting {
     #[arg(long, value_name = "COUNT", value_parser = count)]
     #[arg(default_value_t = of(|limits| limits.indices_max))]
     pub indices_max: usize,
+    /// Most indices of a lookup that is answered at once where its rows are in memory; 0: none is.
+    #[arg(long, value_name = "COUNT", value_parser = count_or_0)]
+    #[arg(default_value_t = of(|limits| limits.inline_indices_max))]
+    pub inline_indices_max: usize,
     /// Most bags in one lookup: samples times features.
     #[arg(long, value_name = "COUNT", value_parser = count)]
     #[arg(default_value_t = of(|limits| limits.bags_max))]
@@ -249,6 +253,7 @@ impl Limiting {
             queue_ms_max: self.queue_ms_max,
             body_bytes_max: bytes(self.body_max),
             indices_max: self.indices_max,
+            inline_indices_max: self.inline_indices_max,
             bags_max: self.bags_max,
             answer_bytes_max: bytes(self.answer_max),
             buffer_bytes_max: bytes(self.buffer_max),

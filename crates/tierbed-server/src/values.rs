@@ -72,6 +72,11 @@ pub(crate) fn bytes(text: &str) -> Result<Size, String> {
     }
 }
 
+/// Reads a number of things, perhaps none.
+pub(crate) fn count_or_0(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "write a whole number, 0 or more".to_owned())
+}
+
 /// Reads a number of things, one at least.
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number >= 1);

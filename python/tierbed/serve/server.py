@@ -23,7 +23,7 @@ __all__ = ["Limits", "ServeOptions", "Server"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What requests and clients may cost a server. No limit may be 0.
+    """What requests and clients may cost a server. No limit may be 0, but for inline_indices_max.
 
     Args:
         connections_max: Connections open at once; more are answered with 503 and closed.
@@ -33,6 +33,8 @@ class Limits:
             comes; one that would wait longer gets a 503 at once.
         body_bytes_max: Largest body accepted.
         indices_max: Most indices in one lookup.
+        inline_indices_max: Most indices of a lookup that is answered at once where its rows are in
+            memory; 0: none is.
         bags_max: Most bags in one lookup: samples times features.
         answer_bytes_max: Largest answer to a lookup.
         buffer_bytes_max: Bytes of bodies and answers beyond the first 64 KiB of each.
@@ -53,6 +55,7 @@ class Limits:
     queue_ms_max: Positive = 50
     body_bytes_max: Positive = 16 << 20
     indices_max: Positive = 1 << 20
+    inline_indices_max: NotNegative = 512
     bags_max: Positive = 1 << 20
     answer_bytes_max: Positive = 64 << 20
     buffer_bytes_max: Positive = 256 << 20

@@ -2,7 +2,9 @@ use tierbed_core::env::ManualClock;
 use tokio::sync::{oneshot, Semaphore};
 
 use super::*;
-use crate::job::{Done, Made};
+use crate::body::{Buffers, Held};
+use crate::generation::Serving;
+use crate::job::{Done, Lookup, Made, Stage};
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
 
@@ -13,7 +15,9 @@ fn job(route: &'static str, body_bytes: u64, work: Work) -> (Job, Answer) {
 }
 
 fn lookup(route: &'static str, body_bytes: u64) -> (Job, Answer) {
-    job(route, body_bytes, Work::Lookup(Box::new(|_| Err(Refusal::left()))))
+    let stage = Stage::Received(Buffers::new(1).hold_nothing());
+    let left = |_: &Serving<'_>, _: Held| Err(Refusal::left());
+    job(route, body_bytes, Work::Lookup(Lookup::new(stage, left)))
 }
 
 fn prediction(route: &'static str) -> (Job, Answer) {

@@ -120,7 +120,7 @@ pub(super) async fn made(
     let hurry = addressed.hurry()?;
     let pack = told_as.map(Pack::Message);
     let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack };
-    let made = infer::answer(service, asked, move || request(message), held).await;
+    let made = infer::answer(service, asked, move || request(message.clone()), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
     made

@@ -16,7 +16,7 @@ use crate::coding::{Coding, Pack};
 use crate::generation::Serving;
 use crate::job::{Made, Work};
 use crate::origin::Origin;
-use crate::routes::work::{made, received, Ask};
+use crate::routes::work::{looked_up, made, received, Ask};
 use crate::routes::{BodyBytes, Deadline, Service, Shared};
 
 pub(super) async fn infer(
@@ -85,25 +85,24 @@ pub(crate) struct Asked {
 pub(crate) async fn answer(
     service: &Service,
     asked: Asked,
-    decode: impl FnOnce() -> tierbed_core::Result<Request> + Send + 'static,
+    decode: impl Fn() -> tierbed_core::Result<Request> + Send + 'static,
     held: Held,
 ) -> Result<Made, Refusal> {
     let Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes, pack } =
         asked;
-    let work = match kind {
-        Kind::Predictions if service.generations.predicts() => {
-            Work::Prediction(Box::new(move |serving: &Serving<'_>| {
-                predict::prepare(serving, decode()?, held)
-            }))
-        }
-        _ => Work::Lookup(Box::new(move |serving: &Serving<'_>| {
-            lookup::prepare(serving, decode()?, held)
-        })),
-    };
     let Hurry { timeout_us, priority } = hurry;
     let own_us = timeout_us.map_or(latest_us, |us| start_us.saturating_add(us));
     let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes, pack };
-    let answering = made(service, ask, work);
+    let answering = async move {
+        if kind == Kind::Predictions && service.generations.predicts() {
+            let prepare = move |serving: &Serving<'_>| predict::prepare(serving, decode()?, held);
+            made(service, ask, Work::Prediction(Box::new(prepare))).await
+        } else {
+            let prepare =
+                move |serving: &Serving<'_>, held: Held| lookup::prepare(serving, decode()?, held);
+            looked_up(service, ask, held, prepare).await
+        }
+    };
     let Some(timeout_us) = timeout_us else { return answering.await };
     // The body's reception was within the client's time, too.
     let left = Duration::from_micros(own_us.saturating_sub(service.clock.now_us()));

@@ -73,6 +73,7 @@ pub(crate) fn prepare(
     outputs.check()?;
     let answer_bytes = outputs.byte_count();
     check_answer(answer_bytes, limits)?;
+    let encode_cost = outputs.encode_cost();
     // Ids may be looked up where they came in.
     held.resize(answer_bytes + raw_bytes)?;
     let head = outputs.head_of_whole(&queries)?;
@@ -90,7 +91,7 @@ pub(crate) fn prepare(
             Ok(outputs.encode(&queries)?)
         }
     };
-    Ok(Prepared { queries, held, sample_count, encode: Box::new(encode) })
+    Ok(Prepared { queries, held, sample_count, encode_cost, encode: Box::new(encode) })
 }
 
 fn whole_shape(queries: &[Query]) -> [usize; 2] {

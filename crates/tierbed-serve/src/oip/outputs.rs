@@ -13,7 +13,7 @@ use super::VERSION;
 use crate::answer::JSON;
 use crate::columns::Place;
 use crate::grpc::message;
-use crate::job::Body;
+use crate::job::{Body, JSON_COST};
 use crate::lookup::JSON_BYTES;
 use crate::query::Query;
 
@@ -184,6 +184,14 @@ impl Outputs {
             output.len() * if output.is_binary { self.dtype.size() } else { JSON_BYTES }
         });
         bytes.sum()
+    }
+
+    /// Returns how long encoding takes, in elements that are copied.
+    pub(super) fn encode_cost(&self) -> usize {
+        let costs = self.outputs.iter().map(|output| {
+            output.len().saturating_mul(if output.is_binary { 1 } else { JSON_COST })
+        });
+        costs.fold(0, usize::saturating_add)
     }
 
     /// Returns what comes before the answer's only matrix, where it is binary and the whole

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! head ─▶ type known? ─▶ body, within its limits ─▶ place ─▶ executor ─▶ answer
+//!                                                     └─▶ all rows in memory ─▶ answer
 //! ```
 //!
 //! A place is taken when the whole body is there: a client that sends slowly holds memory for the
@@ -12,16 +13,17 @@ use std::sync::Arc;
 use axum::extract::{Extension, Request, State};
 use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
 use super::{BodyBytes, Deadline, Service, Shared};
 use crate::admission::{Priority, Verdict};
 use crate::answer::{Refusal, JSON};
-use crate::body::{receive, Received};
+use crate::body::{receive, Held, Received};
 use crate::coding::{Coding, Pack};
 use crate::executor::{Executor, Offer, Ticket};
 use crate::generation::Serving;
-use crate::job::{Done, Job, Made, Work};
+use crate::inline::{self, Tried};
+use crate::job::{Done, Job, Lookup, Made, Prepared, Stage, Work};
 use crate::lookup;
 use crate::predict::bodies;
 use crate::tensors::SAFETENSORS;
@@ -43,12 +45,12 @@ pub(super) async fn answer_lookup(
     };
     let Received { bytes, held } = received;
     let body_bytes = bytes.len() as u64;
-    let prepare = move |serving: &Serving<'_>| {
+    let prepare = move |serving: &Serving<'_>, held: Held| {
         lookup::prepare(serving.source(), &serving.limits, &bytes, held, is_binary)
     };
     let (route, priority) = ("/v1/lookup", Priority::default());
-    let asked = Ask { route, deadline_us, priority, body_bytes, pack };
-    answered(&service, asked, Work::Lookup(Box::new(prepare))).await
+    let ask = Ask { route, deadline_us, priority, body_bytes, pack };
+    told(looked_up(&service, ask, held, prepare).await, body_bytes)
 }
 
 pub(super) async fn answer_predict(
@@ -74,8 +76,8 @@ pub(super) async fn answer_predict(
     let body_bytes = bytes.len() as u64;
     let prepare = move |serving: &Serving<'_>| bodies::prepare(serving, &bytes, held, is_binary);
     let (route, priority) = ("/v1/predict", Priority::default());
-    let asked = Ask { route, deadline_us, priority, body_bytes, pack };
-    answered(&service, asked, Work::Prediction(Box::new(prepare))).await
+    let ask = Ask { route, deadline_us, priority, body_bytes, pack };
+    told(made(&service, ask, Work::Prediction(Box::new(prepare))).await, body_bytes)
 }
 
 /// Reads a request's body and counts its bytes.
@@ -114,11 +116,37 @@ impl Drop for Waiting<'_> {
 }
 
 /// Answers a request over HTTP.
-async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
-    let made = made(service, ask, work).await;
+fn told(made: Result<Made, Refusal>, body_bytes: u64) -> Response {
     let mut response = made.map_or_else(IntoResponse::into_response, IntoResponse::into_response);
-    response.extensions_mut().insert(BodyBytes(ask.body_bytes));
+    response.extensions_mut().insert(BodyBytes(body_bytes));
     response
+}
+
+/// Looks up: at once where that needs no wait, else as [`made`] does. `prepare` decodes the body,
+/// whose memory is `held`.
+///
+/// # Errors
+/// As [`made`].
+pub(crate) async fn looked_up(
+    service: &Service,
+    ask: Ask,
+    held: Held,
+    prepare: impl Fn(&Serving<'_>, Held) -> Result<Prepared, Refusal> + Send + 'static,
+) -> Result<Made, Refusal> {
+    let room = Room::take(service)?;
+    let stage = if inline::may_try(&service.limits, &ask) {
+        match inline::answer(service, &ask, room.request_count, held, &prepare) {
+            Tried::Left(stage) => stage,
+            Tried::Answered(made) => {
+                service.metrics.waited(ask.route, 0);
+                service.metrics.inline.inc_by(u64::from(made.is_ok()));
+                return made;
+            }
+        }
+    } else {
+        Stage::Received(held)
+    };
+    queued(service, ask, room, Work::Lookup(Lookup::new(stage, prepare))).await
 }
 
 /// Waits, where that is allowed, until the executor's threads have done the work. The place is
@@ -127,11 +155,31 @@ async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
 /// # Errors
 /// 503 when there is no room, 504 when the request's time is over; those of the work.
 pub(crate) async fn made(service: &Service, ask: Ask, work: Work) -> Result<Made, Refusal> {
+    queued(service, ask, Room::take(service)?, work).await
+}
+
+/// A place of a request.
+struct Room {
+    place: OwnedSemaphorePermit,
+    /// Other requests that wait or are worked on.
+    request_count: usize,
+}
+
+impl Room {
+    /// # Errors
+    /// 503 when there is none.
+    fn take(service: &Service) -> Result<Self, Refusal> {
+        let request_count = service.places_taken();
+        match Arc::clone(&service.places).try_acquire_owned() {
+            Ok(place) => Ok(Self { place, request_count }),
+            Err(_) => Err(refused(Verdict::Full)),
+        }
+    }
+}
+
+async fn queued(service: &Service, ask: Ask, room: Room, work: Work) -> Result<Made, Refusal> {
     let Ask { route, deadline_us, priority, body_bytes, pack } = ask;
-    let request_count = service.places_taken();
-    let Ok(place) = Arc::clone(&service.places).try_acquire_owned() else {
-        return Err(refused(Verdict::Full));
-    };
+    let Room { place, request_count } = room;
     let (answer, made) = oneshot::channel();
     let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
     let job = Job { route, queued_us, body_bytes, work: work.packed(pack), done };
@@ -144,7 +192,7 @@ pub(crate) async fn made(service: &Service, ask: Ask, work: Work) -> Result<Made
     made.unwrap_or_else(|_| Err(Refusal::busy("stopping", "the server stops")))
 }
 
-fn refused(verdict: Verdict) -> Refusal {
+pub(crate) fn refused(verdict: Verdict) -> Refusal {
     match verdict {
         Verdict::Full => Refusal::busy("places", "too many requests at once; try again later"),
         Verdict::Slow => {

@@ -23,6 +23,7 @@ mod admission;
 mod batches;
 mod deltas;
 mod grpc;
+mod inline;
 mod limits;
 mod models;
 mod oip;

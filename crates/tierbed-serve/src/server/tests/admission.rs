@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A server of one thread whose model thinks until it is told to answer.
+/// A server of one thread whose model thinks until it is told to answer. Lookups wait for that
+/// thread, too, wherever their rows are.
 pub(super) struct Held {
     pub(super) server: Server,
     scoring: Arc<Scoring>,
@@ -16,7 +17,10 @@ impl Held {
             lookup_threads: 1,
             grpc_address: Some("127.0.0.1:0".into()),
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
-            ..limited(limit)
+            ..limited(|limits| {
+                limits.inline_indices_max = 0;
+                limit(limits);
+            })
         };
         let predictor = Arc::clone(&scoring) as Arc<dyn Predictor>;
         let server = Server::start(&options, snapshot(), Some(predictor)).unwrap();

@@ -6,8 +6,9 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::answer::Refusal;
 use crate::batch::run;
+use crate::body::Held;
 use crate::generation::Serving;
-use crate::job::{Done, Job, Made, Work};
+use crate::job::{Done, Job, Lookup, Made, Stage, Work};
 use crate::lookup::prepare;
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
@@ -21,9 +22,10 @@ fn job(service: &Service, body: Vec<u8>) -> (Job, Answer) {
     let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
     let (answer, made) = oneshot::channel();
     let (done, held) = (Done { place, answer }, service.buffers.hold_nothing());
-    let work = Work::Lookup(Box::new(move |serving: &Serving<'_>| {
+    let prepare = move |serving: &Serving<'_>, held: Held| {
         prepare(serving.source(), &serving.limits, &body, held, true)
-    }));
+    };
+    let work = Work::Lookup(Lookup::new(Stage::Received(held), prepare));
     (Job { route: "/v1/lookup", queued_us: 0, body_bytes: 0, work, done }, made)
 }
 
@@ -141,7 +143,8 @@ fn a_bad_page_and_a_bad_request_fail_those_who_need_them() {
 fn no_work_is_done_for_a_client_that_has_left() {
     let service = served(snapshot());
     let (mut job, answer) = job(&service, Vec::new());
-    job.work = Work::Lookup(Box::new(|_| panic!("work for no client")));
+    let stage = Stage::Received(service.buffers.hold_nothing());
+    job.work = Work::Lookup(Lookup::new(stage, |_, _| panic!("work for no client")));
     drop(answer);
     run(&service, vec![job]);
     assert_eq!(service.places.available_permits(), service.limits.requests_max);

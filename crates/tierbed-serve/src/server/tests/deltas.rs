@@ -9,7 +9,7 @@ use tierbed_snapshot::View;
 use crate::predictor::{Batch, ModelInputs, ModelOutput};
 
 /// Writes the rows that every generation changes, with its number, as a delta of `base`.
-fn delta(base: &Snapshot, number: u32, serving: Option<&str>) -> Arc<dyn Folder> {
+pub(super) fn delta(base: &Snapshot, number: u32, serving: Option<&str>) -> Arc<dyn Folder> {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     write_delta(&folder, base, number, serving);
     folder
@@ -77,7 +77,7 @@ impl Predictor for Numbered {
     }
 }
 
-fn asked_rows(server: &Server) -> Vec<f64> {
+pub(super) fn asked_rows(server: &Server) -> Vec<f64> {
     let body = json!({ "features": {
         "user": { "values": [0, 7, 19], "offsets": [0, 1, 2, 3] },
         "item.v2": { "values": [57, 0, 3], "offsets": [0, 1, 2, 3] },

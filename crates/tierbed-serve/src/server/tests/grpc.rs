@@ -37,11 +37,11 @@ pub(super) struct Client {
 /// What came of a call.
 pub(super) struct Called {
     pub(super) code: Code,
-    message: String,
+    pub(super) message: String,
     pushback: Option<String>,
     /// What came with the answer, or with the status of a refusal.
     metadata: HeaderMap,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Called {
@@ -132,7 +132,7 @@ impl Client {
         self.call_with(&format!("{SERVICE}/{method}"), None, framed(message))
     }
 
-    fn infer(&self, request: &ModelInferRequest) -> Called {
+    pub(super) fn infer(&self, request: &ModelInferRequest) -> Called {
         self.call("ModelInfer", request)
     }
 }
