@@ -26,6 +26,7 @@ pub(crate) struct NativeServer {
 #[serde(deny_unknown_fields, default)]
 struct GivenOptions {
     grpc_address: Option<String>,
+    admin_address: Option<String>,
     tokens: Option<PathBuf>,
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
@@ -50,6 +51,7 @@ impl GivenOptions {
         Ok(ServeOptions {
             address: address.to_owned(),
             grpc_address: given.grpc_address,
+            admin_address: given.admin_address,
             tokens: given.tokens,
             tls: TlsFiles::given(
                 given.tls_cert,
@@ -114,6 +116,11 @@ impl NativeServer {
         run(py, || Ok(self.server.get()?.grpc_address().map(|address| address.to_string())))
     }
 
+    #[getter]
+    fn admin_address(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        run(py, || Ok(self.server.get()?.admin_address().map(|address| address.to_string())))
+    }
+
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         run(py, || {
             let timeout = Duration::try_from_secs_f64(timeout_s.max(0.0))
@@ -129,6 +136,13 @@ impl NativeServer {
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || {
             self.server.get()?.drain();
+            Ok(())
+        })
+    }
+
+    fn reload(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || {
+            self.server.get()?.reload();
             Ok(())
         })
     }

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::answer::{Refusal, JSON, RETRY_AFTER_S};
 use crate::body::Held;
 use crate::routes::Service;
-use crate::sending::Sending;
+use crate::sending::{Sending, Streamed};
 use crate::wire::{Phase, Pulse, Wire};
 
 /// Most bytes of a request's head, and of what is read or written ahead.
@@ -46,6 +46,8 @@ pub(crate) struct Callee {
 pub(crate) enum Protocol {
     Http,
     Grpc,
+    /// HTTP with routes of its own.
+    Admin,
 }
 
 /// How a connection came to its end.
@@ -222,8 +224,13 @@ async fn answer(
     }
     let held = response.extensions_mut().remove::<Arc<Held>>();
     response.extensions_mut().remove::<Refusal>();
+    let is_streamed = response.extensions_mut().remove::<Streamed>().is_some();
     let (mut head, body) = response.into_parts();
-    // All answers are whole; a body that is not would be a mistake of ours.
+    if is_streamed {
+        let sending = Sending::streamed(body, is_sent, &pulse, &service.metrics);
+        return Ok(Response::from_parts(head, sending));
+    }
+    // All others are whole; a body that is not would be a mistake of ours.
     let bytes = to_bytes(body, usize::MAX).await.unwrap_or_else(|_| {
         head.status = StatusCode::INTERNAL_SERVER_ERROR;
         axum::body::Bytes::new()

@@ -170,6 +170,7 @@ impl Service {
         match &applied {
             Ok(now) if now.number > before => {
                 self.metrics.deltas_applied.inc();
+                self.life.activate(self.clock.now_us());
                 self.log.delta_applied(&name, now);
             }
             Ok(_) => {}

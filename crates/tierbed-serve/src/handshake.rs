@@ -88,7 +88,7 @@ async fn agree(
 async fn not_tls(stream: TcpStream, protocol: Protocol) -> Failed {
     let message = "this port speaks TLS; ask by https://";
     // A client of gRPC is told by the closed connection.
-    if protocol == Protocol::Http {
+    if protocol != Protocol::Grpc {
         turn_away(stream, "400 Bad Request", "invalid", message).await;
     }
     Failed::new("not_tls", "the client does not speak TLS")

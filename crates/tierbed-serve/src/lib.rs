@@ -12,6 +12,7 @@
 //! once ([`Limits`]). What fails is logged, counted, and told by `/health`. The interfaces are
 //! written down in docs/reference/http.md and docs/reference/oip.md.
 
+mod admin;
 mod admission;
 mod answer;
 mod batch;

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::admin;
 use crate::connection::{self, turn_away, Callee, Closing, Protocol};
 use crate::grpc;
 use crate::handshake::shake;
@@ -34,8 +35,8 @@ const DROP_NEW_CONNECTIONS: [SockFilter; 5] = [
     SockFilter::new(0x06, 0, 0, 0),        // drop
     SockFilter::new(0x06, 0, 0, u32::MAX), // pass whole
 ];
-/// Files that are left for everything but connections.
-const FILES_KEPT: u64 = 16;
+/// Files that are left for everything but connections of clients.
+const FILES_KEPT: u64 = 16 + admin::CONNECTIONS_MAX as u64;
 
 /// Where connections come in.
 #[derive(Debug)]
@@ -170,7 +171,7 @@ async fn converse(stream: TcpStream, callee: Callee) {
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, callee: Callee) {
     match callee.protocol {
-        Protocol::Http => connection::serve(stream, callee).await,
+        Protocol::Http | Protocol::Admin => connection::serve(stream, callee).await,
         Protocol::Grpc => grpc::connection::serve(stream, callee).await,
     }
 }

@@ -5,8 +5,9 @@
 
 mod plain;
 pub(crate) mod process;
-mod snapshot;
+pub(crate) mod snapshot;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::{header, HeaderMap, HeaderValue};
@@ -24,6 +25,7 @@ use tokio::sync::Semaphore;
 
 use self::process::ProcessCollector;
 use self::snapshot::SnapshotCollector;
+use crate::admin::answers::Answers;
 use crate::admission::Found;
 use crate::body::Buffers;
 use crate::executor::Executor;
@@ -32,6 +34,18 @@ use crate::executor::Executor;
 pub(crate) const LEFT: u16 = 499;
 /// The status of a request that found no room.
 const BUSY: u16 = 503;
+
+/// What there may be no room or time for.
+const REASONS: [&str; 8] = [
+    "places",
+    "predicted_wait",
+    "deadline",
+    "buffers",
+    "connections",
+    "decompressed",
+    "stopping",
+    "watchers",
+];
 
 /// Bounds of the latency buckets in seconds: 100 us to 10 s.
 const LATENCY_BOUNDS_S: [f64; 16] = [
@@ -118,6 +132,8 @@ pub(crate) struct Metrics {
     pub(crate) body_bytes: Counter,
     pub(crate) answer_bytes: Counter,
     pub(crate) connections_open: Gauge,
+    /// For the statistics of the last seconds.
+    pub(crate) answers: Answers,
 }
 
 /// What a server is, and what of it is asked when metrics are read.
@@ -163,8 +179,8 @@ impl Metrics {
             body_bytes: Counter::default(),
             answer_bytes: Counter::default(),
             connections_open: Gauge::default(),
+            answers: Answers::new(),
         };
-        metrics.ready.set(1);
         metrics.register(registry);
         let Served {
             snapshot,
@@ -234,6 +250,7 @@ impl Metrics {
 
     /// Counts a request that was answered, or whose client left.
     pub(crate) fn count(&self, route: &'static str, status: u16, us: u64) {
+        self.answers.count(route, status, us);
         self.requests.get_or_create(&Answered { route, status }).inc();
         if !matches!(status, BUSY | LEFT) {
             self.seconds.get_or_create(&Route { route }).observe(us as f64 / 1e6);
@@ -245,7 +262,14 @@ impl Metrics {
     }
 
     pub(crate) fn refused(&self, reason: &'static str) {
+        debug_assert!(REASONS.contains(&reason), "{reason} is not listed");
         self.refused.get_or_create(&Why { reason }).inc();
+    }
+
+    /// Returns how many found no room or time, by reason; without reasons of none.
+    pub(crate) fn refused_by_reason(&self) -> BTreeMap<&'static str, u64> {
+        let count = |reason| Some((reason, self.refused.get(&Why { reason })?.get()));
+        REASONS.into_iter().filter_map(count).collect()
     }
 
     pub(crate) fn failed(&self, kind: &'static str) {

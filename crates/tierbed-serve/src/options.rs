@@ -21,6 +21,8 @@ pub struct ServeOptions {
     pub address: String,
     /// Host and port for gRPC; none without.
     pub grpc_address: Option<String>,
+    /// Host and port for operators: a live page, statistics, probes; none without.
+    pub admin_address: Option<String>,
     /// The file of tokens that clients need; without one everybody may ask.
     pub tokens: Option<PathBuf>,
     /// The files of TLS; without them connections are not encrypted.
@@ -100,6 +102,7 @@ impl Default for ServeOptions {
         Self {
             address: "127.0.0.1:8080".to_owned(),
             grpc_address: None,
+            admin_address: None,
             tokens: None,
             tls: None,
             requires_auth: false,

@@ -1,6 +1,6 @@
 //! Routes: the handler of each request, and the thread on which it runs.
 
-mod about;
+pub(crate) mod about;
 pub(crate) mod work;
 
 use std::any::Any;
@@ -18,6 +18,7 @@ use tierbed_core::env::Clock;
 use tierbed_snapshot::Snapshot;
 use tokio::sync::{watch, Semaphore};
 
+use crate::admin::life::{Life, State as LifeState};
 use crate::answer::Refusal;
 use crate::body::Buffers;
 use crate::executor::Executor;
@@ -45,10 +46,13 @@ pub(crate) struct Service {
     pub(crate) faults: Faults,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) start_us: u64,
+    pub(crate) life: Life,
     pub(crate) limits: Limits,
     /// Who may ask; everybody when there is none.
     pub(crate) tokens: Option<Tokens>,
     pub(crate) tls: Option<Tls>,
+    /// Whether addresses that others can reach need clients that are known.
+    pub(crate) requires_auth: bool,
     pub(crate) stopping: watch::Receiver<bool>,
     /// Told to go away: balancers shall send no more requests.
     pub(crate) draining: watch::Sender<bool>,
@@ -66,7 +70,13 @@ pub(crate) type Shared = State<Arc<Service>>;
 impl Service {
     /// Tells whether balancers shall send requests.
     pub(crate) fn is_ready(&self) -> bool {
-        !*self.draining.borrow()
+        LifeState::of(self) == LifeState::Ready
+    }
+
+    /// Requests are taken from now on.
+    pub(crate) fn begin(&self) {
+        self.life.begin();
+        self.metrics.ready.set(i64::from(self.is_ready()));
     }
 
     /// Tells balancers to send no more requests; everything is still answered.

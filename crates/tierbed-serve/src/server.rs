@@ -10,6 +10,7 @@ use tierbed_snapshot::{Generation, Snapshot};
 use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 
+use crate::admin::{self, life::Life};
 use crate::admission::Rule;
 use crate::body::Buffers;
 use crate::connection::{Callee, Protocol};
@@ -35,6 +36,7 @@ use crate::tokens::Tokens;
 pub struct Server {
     address: SocketAddr,
     grpc_address: Option<SocketAddr>,
+    admin_address: Option<SocketAddr>,
     stop: watch::Sender<bool>,
     finished: Arc<Finished>,
     stop_ms_max: u64,
@@ -80,16 +82,14 @@ impl Server {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
         let service = Arc::new(service(options, snapshot, predictor, stopping)?);
+        let runtime = runtime(options.worker_threads)?;
+        let admin = options.admin_address.as_deref();
+        let admin = admin.map(|address| admin::open(&runtime, &service, address)).transpose()?;
+        let (admin_address, admin) = admin.map(|admin| (admin.address, admin.ended)).unzip();
         let deltas = options.deltas.as_deref();
         let deltas = deltas.map(|path| Follower::begin(path, &service)).transpose()?;
         let (listener, address) = bind(&options.address)?;
         let grpc = options.grpc_address.as_deref().map(bind).transpose()?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(options.worker_threads)
-            .thread_name("tierbed-serve")
-            .enable_all()
-            .build()
-            .map_err(|cause| Error::os("cannot start the server's threads", cause))?;
         let entered = runtime.enter();
         let listener = listening(listener, address)?;
         let grpc = match grpc {
@@ -100,7 +100,7 @@ impl Server {
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
         let grpc_address = grpc.as_ref().map(|(_, address)| *address);
-        know_clients(&service, options.requires_auth, &[Some(address), grpc_address])?;
+        know_clients(&service, &[Some(address), grpc_address])?;
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
         Executor::start(&service, options.lookup_threads)?;
@@ -113,6 +113,7 @@ impl Server {
         });
         following::begin(&runtime, &service, deltas);
         let draining = service.draining.subscribe();
+        service.begin();
         runtime.spawn(async move {
             let _finishing = finishing;
             let beside = match beside {
@@ -124,7 +125,7 @@ impl Server {
                 None => None,
             };
             door.open(listener).await;
-            if let Some(beside) = beside {
+            for beside in [beside, admin].into_iter().flatten() {
                 // A panic of it was told already; the server stops all the same.
                 let _ = beside.await;
             }
@@ -132,6 +133,7 @@ impl Server {
         Ok(Self {
             address,
             grpc_address,
+            admin_address,
             stop,
             finished,
             stop_ms_max: options.limits.stop_ms_max,
@@ -151,6 +153,12 @@ impl Server {
     #[must_use]
     pub fn grpc_address(&self) -> Option<SocketAddr> {
         self.grpc_address
+    }
+
+    /// Returns the address bound for operators, with the real port.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// Waits up to `timeout`; true when the server has stopped.
@@ -288,10 +296,12 @@ pub(crate) fn service(
         log,
         faults: Faults::new(clock, limits.degraded_ms),
         start_us: clock.now_us(),
+        life: Life::new(clock.now_us()),
         clock: Arc::clone(clock),
         limits,
         tls: tls.transpose()?,
         tokens: options.tokens.as_deref().map(Tokens::open).transpose()?,
+        requires_auth: options.requires_auth,
         stopping,
         draining: watch::Sender::new(false),
         places,
@@ -316,17 +326,13 @@ fn allowed(service: &Service) -> usize {
 ///
 /// # Errors
 /// `Invalid` for such an address where clients must be known.
-fn know_clients(
-    service: &Service,
-    must_be_known: bool,
-    addresses: &[Option<SocketAddr>],
-) -> Result<()> {
+pub(crate) fn know_clients(service: &Service, addresses: &[Option<SocketAddr>]) -> Result<()> {
     let has_certificates = service.tls.as_ref().is_some_and(Tls::knows_clients);
     if service.tokens.is_some() || has_certificates {
         return Ok(());
     }
     for address in addresses.iter().flatten().filter(|address| !address.ip().is_loopback()) {
-        if must_be_known {
+        if service.requires_auth {
             return Err(Error::invalid("whoever reaches the address could ask")
                 .with("address", address)
                 .with(
@@ -339,8 +345,17 @@ fn know_clients(
     Ok(())
 }
 
+fn runtime(worker_threads: usize) -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(worker_threads)
+        .thread_name("tierbed-serve")
+        .enable_all()
+        .build()
+        .map_err(|cause| Error::os("cannot start the server's threads", cause))
+}
+
 /// Gives a listener to the runtime that is entered.
-fn listening(
+pub(crate) fn listening(
     listener: std::net::TcpListener,
     address: SocketAddr,
 ) -> Result<tokio::net::TcpListener> {

@@ -137,7 +137,7 @@ impl Tls {
     pub(crate) fn config(&self, protocol: Protocol) -> Arc<ServerConfig> {
         let state = self.lock();
         Arc::clone(match protocol {
-            Protocol::Http => &state.configs.http,
+            Protocol::Http | Protocol::Admin => &state.configs.http,
             Protocol::Grpc => &state.configs.grpc,
         })
     }

@@ -1,10 +1,10 @@
 //! Tokens of clients: who may ask, and for what.
 //!
 //! A file has a line for each client: a name, the SHA-256 of its token in hexadecimal, and what it
-//! may do: `infer`, `metrics`, or both with a comma between. A token is as good as it is random;
-//! its digest tells nobody what it is, so others may read the file. It is read again when it
-//! changes. One that is damaged by then is told by the log, and the tokens before it stay valid: a
-//! slip of the pen must not shut out everybody.
+//! may do: `infer`, `metrics`, `admin`, or several with commas between. A token is as good as it is
+//! random; its digest tells nobody what it is, so others may read the file. It is read again when
+//! it changes. One that is damaged by then is told by the log, and the tokens before it stay valid:
+//! a slip of the pen must not shut out everybody.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -26,6 +26,8 @@ pub(crate) enum Scope {
     Infer,
     /// Metrics and failures of the server.
     Metrics,
+    /// What changes the server.
+    Admin,
 }
 
 impl Scope {
@@ -33,11 +35,12 @@ impl Scope {
         match self {
             Self::Infer => "infer",
             Self::Metrics => "metrics",
+            Self::Admin => "admin",
         }
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        [Self::Infer, Self::Metrics].into_iter().find(|scope| scope.name() == name)
+        [Self::Infer, Self::Metrics, Self::Admin].into_iter().find(|scope| scope.name() == name)
     }
 }
 
@@ -143,7 +146,7 @@ fn parse(text: &str) -> tierbed_core::Result<Vec<Client>> {
     let wrong = |message: &str| {
         Error::invalid(message).with(
             "remedy",
-            "write a line for each client: name, SHA-256 of its token, infer or metrics or both",
+            "write a line for each client: name, SHA-256 of its token, then infer, metrics, admin",
         )
     };
     let mut clients: Vec<Client> = Vec::new();

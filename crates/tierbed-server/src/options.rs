@@ -196,6 +196,9 @@ pub struct Serving {
     /// "host:port" for gRPC; port 0 picks a free one, None: no gRPC.
     #[arg(long, value_name = "ADDRESS")]
     pub grpc_address: Option<String>,
+    /// "host:port" for operators: a live page, statistics, probes; None: no such address.
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin_address: Option<String>,
     /// The file of tokens that clients need, a line for each: name, SHA-256, scopes.
     #[arg(long, value_name = "FILE")]
     pub tokens: Option<PathBuf>,

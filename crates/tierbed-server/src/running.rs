@@ -50,7 +50,9 @@ pub(crate) fn serve(options: &Options) -> Result<Ended> {
     let tls = if serving.tls.is_some() { "s" } else { "" };
     let grpc = server.grpc_address().map(|address| format!(" and grpc{tls}://{address}"));
     let grpc = grpc.unwrap_or_default();
-    println!("serving lookups on http{tls}://{}{grpc}", server.address());
+    let admin = server.admin_address().map(|address| format!(", admin on http{tls}://{address}"));
+    let admin = admin.unwrap_or_default();
+    println!("serving lookups on http{tls}://{}{grpc}{admin}", server.address());
     manager.tell("READY=1");
     let ended = until_told(&server, &mut signals, &manager, options.drain_delay);
     manager.tell("STOPPING=1");
@@ -120,6 +122,7 @@ fn serving(options: &Options, model_name: String) -> Result<ServeOptions> {
     Ok(ServeOptions {
         address: options.address.clone(),
         grpc_address: given.grpc_address.clone(),
+        admin_address: given.admin_address.clone(),
         tokens: given.tokens.clone(),
         tls: TlsFiles::given(
             given.tls_cert.clone(),

@@ -41,9 +41,10 @@ fn wrong(unit: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Options whose values only the server can judge: what it says of a wrong one.
-const JUDGED: [(&str, &str, &str); 16] = [
+const JUDGED: [(&str, &str, &str); 17] = [
     ("address", "nowhere", "remedy: choose a free port"),
     ("grpc-address", "nowhere", "remedy: choose a free port"),
+    ("admin-address", "nowhere", "remedy: choose a free port"),
     ("cache", "fifo2", "remedy: use one of"),
     ("resident", "absent", "remedy: name a file that TierPlan.save wrote"),
     ("neighbours", "absent", "remedy: add neighbours:second_chance:4 to the tiers"),

@@ -103,13 +103,25 @@ class Recording:
             print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
 
 
-class _Stopping:
-    """Signals that stop a server: SIGINT at once, others after a delay that a second one ends."""
+class _Signals:
+    """Signals to a server.
+
+    SIGINT stops it at once, SIGTERM after a delay that a second one ends. SIGHUP reads files again.
+    """
 
     def __init__(self) -> None:
-        self.is_asked = self.is_urgent = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        self.is_asked = self.is_urgent = self._is_changed = False
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
+        signal.signal(signal.SIGHUP, self._note_change)
+
+    def takes_change(self) -> bool:
+        """Tells, once for each SIGHUP, that files shall be read again."""
+        is_changed, self._is_changed = self._is_changed, False
+        return is_changed
+
+    def _note_change(self, _number: int, _frame: object) -> None:
+        self._is_changed = True
 
     def _note(self, number: int, _: object) -> None:
         self.is_urgent = self.is_asked or number == signal.SIGINT
@@ -146,7 +158,7 @@ def serve(
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
     torch.set_num_threads(threads)
-    stopping = _Stopping()
+    signals = _Signals()
     with (
         reading.open(snapshot) as opened,
         Server(opened, address, options=replace(how, limits=limits)) as server,
@@ -155,13 +167,16 @@ def serve(
         answers = "lookups and predictions" if server.predicts else "lookups"
         tls = "s" if how.tls_cert else ""
         beside = f" and grpc{tls}://{server.grpc_address}" if server.grpc_address else ""
-        print(f"serving {answers} on http{tls}://{server.address}{beside}", flush=True)
-        while not stopping.is_asked and not server.wait(0.2):
-            pass
+        admin = f", admin on http{tls}://{server.admin_address}" if server.admin_address else ""
+        print(f"serving {answers} on http{tls}://{server.address}{beside}{admin}", flush=True)
+        while not signals.is_asked and not server.wait(0.2):
+            if signals.takes_change():
+                server.reload()
         server.drain()
         closes_s = time.monotonic() + drain_delay
-        while not stopping.is_urgent and time.monotonic() < closes_s and not server.wait(0.2):
-            pass
+        while not signals.is_urgent and time.monotonic() < closes_s and not server.wait(0.2):
+            if signals.takes_change():
+                server.reload()
         if not server.stop():
             print("stopped, but a request did not end: ended by force", file=sys.stderr, flush=True)
             os._exit(ABANDONED)

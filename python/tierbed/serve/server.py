@@ -76,6 +76,8 @@ class ServeOptions:
 
     Args:
         grpc_address: ``"host:port"`` for gRPC; port 0 picks a free one, None: no gRPC.
+        admin_address: ``"host:port"`` for operators: a live page, statistics, probes; None: no such
+            address.
         tokens: The file of tokens that clients need, a line for each: name, SHA-256, scopes.
         tls_cert: The server's certificate in PEM, then those up to its authority; None: plain.
         tls_key: The key of the certificate, in PEM.
@@ -95,6 +97,7 @@ class ServeOptions:
     """
 
     grpc_address: str | None = None
+    admin_address: str | None = None
     tokens: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -168,6 +171,11 @@ class Server:
         return self._native.grpc_address
 
     @property
+    def admin_address(self) -> str | None:
+        """The address really bound for operators, where there is one."""
+        return self._native.admin_address
+
+    @property
     def predicts(self) -> bool:
         """Whether ``/v1/predict`` has a model."""
         return self._scorer is not None
@@ -207,6 +215,13 @@ class Server:
         Call it some time before :meth:`stop`, so that nobody is sent to a closed door.
         """
         self._native.drain()
+
+    def reload(self) -> None:
+        """Reads the files of tokens and of TLS again, changed or not.
+
+        What cannot be used is told by the log, and what was read before goes on.
+        """
+        self._native.reload()
 
     def stop(self) -> bool:
         """Answers what is under way, then stops.

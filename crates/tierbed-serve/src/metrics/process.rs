@@ -56,6 +56,11 @@ pub(crate) fn open_files() -> Option<u64> {
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count() as u64)
 }
 
+/// Returns the memory of the process; `None` where there is no `/proc`.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    Process::read().map(|process| process.resident_bytes)
+}
+
 impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
         let mut gauges: Vec<(&str, &str, f64)> = Vec::new();

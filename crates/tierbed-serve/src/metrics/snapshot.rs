@@ -20,14 +20,14 @@ impl SnapshotCollector {
     pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
         Self { snapshot }
     }
+}
 
-    /// Returns when the last file of what answers was written, as its folder says; `None` for
-    /// folders in memory, and those that are gone.
-    fn written_s(&self) -> Option<f64> {
-        let manifest = self.snapshot.view().folder().file_path(MANIFEST_NAME)?;
-        let written = manifest.metadata().ok()?.modified().ok()?;
-        Some(written.duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
-    }
+/// Returns when the last file of what answers was written, as its folder says; `None` for folders
+/// in memory, and those that are gone.
+pub(crate) fn written_s(snapshot: &Snapshot) -> Option<f64> {
+    let manifest = snapshot.view().folder().file_path(MANIFEST_NAME)?;
+    let written = manifest.metadata().ok()?.modified().ok()?;
+    Some(written.duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
 }
 
 impl Collector for SnapshotCollector {
@@ -58,7 +58,7 @@ impl Collector for SnapshotCollector {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
-        if let Some(written_s) = self.written_s() {
+        if let Some(written_s) = written_s(&self.snapshot) {
             let gauge = ConstGauge::new(written_s);
             let help = "When the snapshot, or its newest delta, was written, as its folder says";
             let name = "snapshot_written_timestamp_seconds";
@@ -76,12 +76,13 @@ fn counters(stats: &SnapshotStats) -> impl Iterator<Item = Counted> {
     of_lookups(stats).into_iter().chain(of_background(stats))
 }
 
-fn of_lookups(stats: &SnapshotStats) -> [Counted; 14] {
+fn of_lookups(stats: &SnapshotStats) -> [Counted; 15] {
     let lookups = &stats.lookups;
     [
         ("lookups", "Lookups answered", stats.lookup_count),
         ("indices", "Indices looked up", lookups.index_count),
         ("rows", "Rows fetched for lookups", lookups.row_count),
+        ("rows_read", "Rows read from pages for lookups", lookups.rows_read),
         ("rows_initial", "Rows never written, computed", lookups.rows_initial),
         ("cache_hits", "Rows found in the row cache", stats.cache_hits),
         ("cache_misses", "Rows not found in the row cache", stats.cache_misses),

@@ -63,17 +63,17 @@ pub(super) async fn health(State(service): Shared) -> Response {
     with_type(StatusCode::OK, JSON, body.to_string().into_bytes())
 }
 
-pub(super) async fn live() -> Response {
+pub(crate) async fn live() -> Response {
     with_type(StatusCode::OK, JSON, json!({ "live": true }).to_string())
 }
 
-pub(super) async fn ready(State(service): Shared) -> Response {
+pub(crate) async fn ready(State(service): Shared) -> Response {
     let is_ready = service.is_ready();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     with_type(status, JSON, json!({ "ready": is_ready }).to_string())
 }
 
-pub(super) async fn metrics(State(service): Shared, headers: HeaderMap) -> Response {
+pub(crate) async fn metrics(State(service): Shared, headers: HeaderMap) -> Response {
     let format = Format::wanted(&headers);
     match service.metrics.encode(format) {
         Ok(text) => with_type(StatusCode::OK, format.content_type(), text.into_bytes()),

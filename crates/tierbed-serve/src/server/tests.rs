@@ -19,6 +19,7 @@ use crate::features::ServedFeature;
 use crate::log::{LogLevel, LogOptions, LogTarget};
 use crate::options::Limits;
 
+mod admin;
 mod admission;
 mod batches;
 mod deltas;
@@ -106,7 +107,11 @@ fn ask(server: &Server, method: &str, path: &str, content_type: &str, body: &[u8
 
 /// Asks with header lines of the caller's own.
 fn ask_with(server: &Server, what: &str, lines: &str, body: &[u8]) -> Answer {
-    let mut stream = TcpStream::connect(server.address()).unwrap();
+    ask_at(server.address(), what, lines, body)
+}
+
+fn ask_at(address: SocketAddr, what: &str, lines: &str, body: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let head = format!(
         "{what} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{lines}\r\n\

@@ -73,7 +73,7 @@ fn files_of_another_form_are_refused_with_the_line() {
         ("# nobody\n".to_owned(), "no client"),
         (line("a", ""), "line: 1"),
         (line("a", "infer,"), "line: 1"),
-        (line("a", "admin"), "line: 1"),
+        (line("a", "root"), "line: 1"),
         (line("a", "infer more"), "line: 1"),
         (format!("\na {} infer", &OF_ABC[1..]), "line: 2"),
         (format!("a {OF_ABC}0 infer"), "line: 1"),

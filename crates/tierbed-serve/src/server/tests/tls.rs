@@ -36,7 +36,11 @@ fn trusting(authority: &Authority, own: Option<&Issued>, alpn: &[u8]) -> Arc<Cli
 }
 
 fn connect(server: &Server, config: &Arc<ClientConfig>) -> Stream {
-    let socket = TcpStream::connect(server.address()).unwrap();
+    connect_to(server.address(), config)
+}
+
+fn connect_to(address: SocketAddr, config: &Arc<ClientConfig>) -> Stream {
+    let socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let name = "localhost".try_into().unwrap();
     StreamOwned::new(ClientConnection::new(Arc::clone(config), name).unwrap(), socket)
@@ -88,12 +92,20 @@ fn encrypted(laid: &Laid, options: ServeOptions) -> ServeOptions {
 fn a_client_of_the_authority_is_answered_over_both_protocols() {
     let authority = Authority::new("ours");
     let laid = Laid::new(&authority.issue(), Some(&authority));
-    let server = Server::start(&encrypted(&laid, options()), snapshot(), None).unwrap();
+    let admin_address = Some("127.0.0.1:0".into());
+    let options = ServeOptions { admin_address, ..options() };
+    let server = Server::start(&encrypted(&laid, options), snapshot(), None).unwrap();
     let own = authority.issue();
     let mut stream = connect(&server, &trusting(&authority, Some(&own), b"http/1.1"));
     assert!(told(&mut stream, "/livez").unwrap().starts_with("HTTP/1.1 200"));
     assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
     assert!(told(&mut stream, "/v2").unwrap().contains("tierbed"), "again, on the same one");
+
+    let operators = server.admin_address().unwrap();
+    let mut stream = connect_to(operators, &trusting(&authority, Some(&own), b"http/1.1"));
+    assert!(told(&mut stream, "/stats").unwrap().contains("\"state\":\"ready\""));
+    let mut stranger = connect_to(operators, &trusting(&authority, None, b"http/1.1"));
+    assert!(told(&mut stranger, "/stats").is_err(), "operators need a certificate, too");
 
     let connector = TlsConnector::from(trusting(&authority, Some(&own), b"h2"));
     let client = Client::through(&server, async |stream| {
