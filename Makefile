@@ -122,6 +122,10 @@ bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict,
 client-deps: ## Bring clients that others made into .tools/clients, for the tests that ask with them
 	@scripts/client-deps '$(PYTHON)'
 
+.PHONY: browser-deps
+browser-deps: $(ENV_STAMP) ## Bring a browser (as root) and what drives it into .tools/browser, for the tests of the live page
+	@scripts/browser-deps '$(PYTHON)'
+
 .PHONY: s3-server
 s3-server: ## Bring a store that speaks S3 into .tools/s3, for the tests of versions in buckets
 	@scripts/s3-server '$(PYTHON)'
