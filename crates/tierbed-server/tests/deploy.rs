@@ -8,8 +8,10 @@
 
 mod kit;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use kit::{command, ended, run, write_snapshot, Running};
 use saphyr::{LoadableYamlNode, Yaml};
@@ -136,10 +138,10 @@ fn words_of_the_container_are_those_of_the_server_and_its_probe_is_answered() {
     let port = server.address.rsplit(':').next().unwrap();
     let probe = probe.iter().map(|word| word.replace("/8080;", &format!("/{port};")));
     let probe: Vec<String> = probe.collect();
-    let asked = std::process::Command::new(program).args(&probe).status().unwrap();
+    let asked = Command::new(program).args(&probe).status().unwrap();
     assert!(asked.success());
     drop(server);
-    let asked = std::process::Command::new(program).args(&probe).output().unwrap();
+    let asked = Command::new(program).args(&probe).output().unwrap();
     assert!(!asked.status.success(), "nothing answers there any more");
 }
 
@@ -157,7 +159,7 @@ fn the_unit_is_one_that_systemd_takes() {
         .replace("User=tierbed", "User=root")
         .replace("Group=tierbed", "Group=root");
     fs::write(&here, unit).unwrap();
-    let mut verify = std::process::Command::new("systemd-analyze");
+    let mut verify = Command::new("systemd-analyze");
     match verify.args(["verify", "--man=no"]).arg(&here).output() {
         Err(missing) => eprintln!("skipped: systemd-analyze is not here ({missing})"),
         Ok(output) => {
@@ -194,6 +196,91 @@ fn the_metrics_that_the_guide_watches_are_there() {
     let metrics = metrics();
     for name in names {
         assert!(metrics.contains(&format!("# HELP {name} ")), "{name}: {metrics}");
+    }
+}
+
+/// Names of our metrics in expressions.
+fn names_in(expressions: &[String]) -> BTreeSet<&str> {
+    let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = expressions.iter().flat_map(|text| text.split(move |c| !is_of_name(c)));
+    words.filter(|word| word.starts_with("tierbed_") || word.starts_with("process_")).collect()
+}
+
+/// Expressions of the dashboard, with its variables filled in.
+fn of_dashboard() -> Vec<String> {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(&deployed("grafana/tierbed.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let expressions = targets.map(|target| target["expr"].as_str().unwrap());
+    expressions
+        .map(|text| text.replace("$__rate_interval", "1m").replace("$instance", "a"))
+        .collect()
+}
+
+fn of_alerts() -> Vec<String> {
+    let documents = Yaml::load_from_str(&deployed("prometheus/alerts.yaml")).unwrap();
+    let rules = documents[0]["groups"][0]["rules"].as_vec().unwrap().iter();
+    rules.map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Metrics of a server that has answered, failed and refused.
+fn metrics_of_all_kinds() -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = folder.path().join("ads");
+    write_snapshot(&snapshot, 1000, 4);
+    let server = Running::start(&snapshot, &["--connections-max", "1"]);
+    assert_eq!(server.lookup(&[999]).0, 200);
+    let mut pages = fs::read(snapshot.join("rows.pages")).unwrap();
+    pages[100] ^= 1;
+    fs::write(snapshot.join("rows.pages"), pages).unwrap();
+    // Connections are closed a moment after their answers.
+    let began = std::time::Instant::now();
+    while server.lookup(&[0]).0 != 500 {
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "no damaged page");
+    }
+    loop {
+        let first = std::net::TcpStream::connect(&server.address).unwrap();
+        let _ = server.get("/livez");
+        drop(first);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let (status, metrics) = server.get("/metrics");
+        if status == 200 && metrics.contains("tierbed_requests_refused_total{") {
+            return metrics;
+        }
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "nothing was refused");
+    }
+}
+
+#[test]
+fn dashboard_and_alerts_ask_for_metrics_that_there_are() {
+    let expressions = [of_dashboard(), of_alerts()].concat();
+    let names = names_in(&expressions);
+    assert!(names.len() > 20, "{names:?}");
+    let metrics = metrics_of_all_kinds();
+    let is_there = |name: &str| metrics.lines().any(|line| line.starts_with(name));
+    let of_line = |name: &str| is_there(&format!("{name} ")) || is_there(&format!("{name}{{"));
+    let missing: Vec<_> = names.into_iter().filter(|name| !of_line(name)).collect();
+    assert!(missing.is_empty(), "{missing:?} in\n{metrics}");
+}
+
+#[test]
+fn prometheus_takes_every_expression() {
+    let built = place("../.tools/clients/bin/promtool");
+    let promtool = if built.is_file() { built } else { PathBuf::from("promtool") };
+    if let Err(missing) = Command::new(&promtool).arg("--version").output() {
+        return eprintln!("skipped: promtool is not here, see scripts/client-deps ({missing})");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let panels = folder.path().join("panels.yaml");
+    let rules = of_dashboard().into_iter().zip(0..);
+    let rules =
+        rules.map(|(text, at)| serde_json::json!({"record": format!("panel:{at}"), "expr": text}));
+    let rules = serde_json::json!({"groups": [{"name": "a", "rules": rules.collect::<Vec<_>>()}]});
+    fs::write(&panels, rules.to_string()).unwrap();
+    for file in [panels, place("prometheus/alerts.yaml")] {
+        let checked = Command::new(&promtool).args(["check", "rules"]).arg(&file).output().unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
 }
 
