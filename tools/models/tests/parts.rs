@@ -197,7 +197,12 @@ fn a_part_that_is_held_is_told<P: AnyParts>() {
         assert!(!is_whole || seen.len() == 2, "{seen:?} is not all");
         is_whole
     }
-    let parts = beside::<P>(|parts| parts.insert(&[0, 1], 7), |parts| drop(look(parts)));
+    let parts = beside::<P>(
+        |parts| parts.insert(&[0, 1], 7),
+        |parts| {
+            let _is_whole = look(parts);
+        },
+    );
     assert!(look(&*parts), "nobody else is there");
 }
 

@@ -59,7 +59,7 @@ fn base64(bytes: &[u8]) -> String {
         let word = group.iter().fold(0, |word, byte| word << 8 | usize::from(*byte));
         let word = word << (8 * (3 - group.len()));
         for at in 0..4 {
-            let digit = DIGITS.iter().nth(word >> (18 - 6 * at) & 63).filter(|_| at <= group.len());
+            let digit = DIGITS.get(word >> (18 - 6 * at) & 63).filter(|_| at <= group.len());
             text.push(digit.map_or('=', |digit| char::from(*digit)));
         }
     }
