@@ -192,6 +192,8 @@ fn parts_share_a_lock<P: AnyParts>() {
 /// Somebody is in a part that is not waited for: whoever looks knows that it saw not all.
 fn a_part_that_is_held_is_told<P: AnyParts>() {
     fn look<P: AnyParts>(parts: &P) -> bool {
+        // The other may go on here. At the lock itself loom has it wait until that is free.
+        AtomicU32::new(0).load(Relaxed);
         let mut seen = Vec::new();
         let is_whole = parts.visit_free(&[0, 2], |tier, row| seen.push(tier.peek(row % 2)));
         assert!(!is_whole || seen.len() == 2, "{seen:?} is not all");
