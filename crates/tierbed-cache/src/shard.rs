@@ -55,10 +55,23 @@ impl ShardedTier {
     /// # Errors
     /// As [`RowTier::new`].
     pub fn new(options: &TierOptions, shards_max: usize) -> Result<Self> {
+        Self::with_capacity(options, shards_max, options.capacity_bytes)
+    }
+
+    /// As [`new`](Self::new); holds at most `capacity_bytes` until it is resized, up to those of
+    /// `options`.
+    ///
+    /// # Errors
+    /// As [`RowTier::new`].
+    pub fn with_capacity(
+        options: &TierOptions,
+        shards_max: usize,
+        capacity_bytes: u64,
+    ) -> Result<Self> {
         let by_size = options.capacity_bytes / SHARD_BYTES_WANTED;
         let needed = options.capacity_bytes / SHARD_BYTES_MAX;
         let shard_count = (shards_max as u64).min(by_size).max(needed);
-        Self::cut(options, shard_count, options.capacity_bytes)
+        Self::cut(options, shard_count, capacity_bytes)
     }
 
     /// Splits a tier that is given its bytes later, up to the capacity of `options`.
@@ -256,6 +269,15 @@ impl ShardedTier {
         let mut rows = 0;
         self.shards.for_each(|shard| rows += shard.rows_max());
         rows
+    }
+
+    /// Lists about `count` rows that would leave last, of each shard its part.
+    #[must_use]
+    pub fn hottest(&self, count: usize) -> Vec<RowKey> {
+        let of_each = (count as u64).div_ceil(self.shard_count) as usize;
+        let mut keys = Vec::new();
+        self.shards.for_each(|shard| keys.extend(shard.hottest(of_each)));
+        keys
     }
 
     /// Returns the statistics of all shards together.

@@ -349,6 +349,18 @@ impl RowTier {
         slots.iter().filter_map(|&slot| self.key_of(slot)).collect()
     }
 
+    /// Lists at most about `count` rows, of each size its part: those that would leave last first.
+    pub(crate) fn hottest(&self, count: usize) -> Vec<RowKey> {
+        let row_count = self.index.len().max(1);
+        let mut keys = Vec::new();
+        for pool in &self.pools {
+            let slots = pool.policy.dump();
+            let part = slots.len().saturating_mul(count).div_ceil(row_count);
+            keys.extend(slots.iter().rev().take(part).filter_map(|&slot| self.key_of(slot)));
+        }
+        keys
+    }
+
     /// Finds an empty slot of `pool_at`, making one if need be. It stays first of the free list.
     fn free_slot(&mut self, pool_at: usize, left: &mut dyn FnMut(RowKey, &[f32])) -> Option<u32> {
         if self.pool_mut(pool_at).free == NONE && !self.grow(pool_at) {

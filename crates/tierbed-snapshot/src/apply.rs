@@ -16,7 +16,7 @@
 //! [`Leases::swap`]: tierbed_core::handover::Leases::swap
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use serde::Serialize;
 use tierbed_core::handover::Leases;
@@ -42,9 +42,20 @@ pub(crate) struct Applying {
     /// One delta at a time. A panic within leaves the swap undone: poisoned.
     turn: Mutex<()>,
     cache: Mutex<Reservation>,
+    /// Bytes that the cache had at first, or would have had alone.
+    cache_bytes_max: u64,
     backing: Backing,
     rows_replaced: AtomicU64,
     mark: OnceLock<Arc<AtomicBool>>,
+}
+
+/// Deltas that come upon those that stay.
+struct Change {
+    before: Layers,
+    /// How many deltas stay.
+    kept: usize,
+    /// Oldest first.
+    coming: Vec<Arc<Overlay>>,
 }
 
 /// What a snapshot answers from.
@@ -67,10 +78,11 @@ pub struct Generation {
 }
 
 impl Applying {
-    pub(crate) fn new(cache: Reservation, backing: Backing) -> Self {
+    pub(crate) fn new(cache: Reservation, cache_bytes_max: u64, backing: Backing) -> Self {
         Self {
             turn: Mutex::new(()),
             cache: Mutex::new(cache),
+            cache_bytes_max,
             backing,
             rows_replaced: AtomicU64::new(0),
             mark: OnceLock::new(),
@@ -104,44 +116,110 @@ impl Snapshot {
         folder: Arc<dyn Folder>,
         prepare: impl FnOnce(&View<'_>) -> Result<()>,
     ) -> Result<Generation> {
-        let applying = self.applying();
-        let turn = applying.turn.lock().map_err(|_| {
-            Error::new(ErrorKind::Poisoned, "an earlier delta was not applied to its end")
-                .with("remedy", "open the snapshot again")
-        })?;
+        let turn = self.turn()?;
         let before = Layers::clone(&self.layers());
         let manifest = Manifest::read(folder.as_ref())?;
-        let identity: Arc<str> = manifest.identity()?.into();
+        let identity = manifest.identity()?;
         if before.overlays.last().is_some_and(|newest| *newest.identity == *identity) {
             return Ok(self.generation());
         }
         let kept = self.kept_below(&manifest, &before)?;
         let overlay = Arc::new(self.open_overlay(folder, manifest, before.number + 1)?);
-        let leaving: Vec<Arc<Overlay>> = before.overlays.iter().skip(kept).cloned().collect();
-        let mut overlays: Vec<_> = before.overlays.iter().take(kept).cloned().collect();
-        overlays.push(Arc::clone(&overlay));
-        assert!(overlays.len() <= OVERLAYS_MAX, "{} deltas upon a snapshot", overlays.len());
-        let pending: Vec<_> = leaving.iter().chain([&overlay]).cloned().collect();
-        let schema = Arc::new(overlay.manifest.schema.clone());
+        self.change(Change { before, kept, coming: vec![overlay] }, prepare)?;
+        drop(turn);
+        Ok(self.generation())
+    }
+
+    /// Answers from the snapshot and the deltas in `folders` upon it, oldest first, and from no
+    /// others: deltas that lie upon it already stay, others leave. So it goes back, too.
+    ///
+    /// `prepare` is given the snapshot alone, then with each delta; the last one will answer.
+    ///
+    /// # Errors
+    /// As [`apply_with`](Self::apply_with); `Invalid` also when a delta was not made against the
+    /// one before it.
+    pub fn apply_chain_with(
+        &self,
+        folders: Vec<Arc<dyn Folder>>,
+        mut prepare: impl FnMut(&View<'_>) -> Result<()>,
+    ) -> Result<Generation> {
+        let turn = self.turn()?;
+        let before = Layers::clone(&self.layers());
         let number = before.number + 1;
-        let (ids, pending_now) = (OnceLock::new(), Vec::new());
-        let next = Layers { number, identity, overlays, pending: pending_now, schema, ids };
+        let (mut overlays, mut kept) = (Vec::new(), 0);
+        for folder in folders {
+            let below = self.layers_of(number, &overlays)?;
+            prepare(&View::of(self, Arc::new(Leases::new(below.clone())).lease()))?;
+            let manifest = Manifest::read(folder.as_ref())?;
+            let identity = manifest.identity()?;
+            let known = before.overlays.get(kept).filter(|_| kept == overlays.len());
+            if let Some(known) = known.filter(|known| *known.identity == *identity) {
+                kept += 1;
+                overlays.push(Arc::clone(known));
+                continue;
+            }
+            if self.kept_below(&manifest, &below)? != overlays.len() {
+                return Err(Error::invalid("delta was not made against the one before it")
+                    .with("delta", identity)
+                    .with("before", below.identity)
+                    .with("remedy", "give a snapshot's deltas in the order of their making"));
+            }
+            overlays.push(Arc::new(self.open_overlay(folder, manifest, number)?));
+        }
+        if kept == overlays.len() && kept == before.overlays.len() {
+            prepare(&self.view())?;
+            return Ok(self.generation());
+        }
+        let coming = overlays.split_off(kept);
+        self.change(Change { before, kept, coming }, prepare)?;
+        drop(turn);
+        Ok(self.generation())
+    }
+
+    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.applying().turn.lock().map_err(|_| {
+            Error::new(ErrorKind::Poisoned, "an earlier delta was not applied to its end")
+                .with("remedy", "open the snapshot again")
+        })
+    }
+
+    /// Returns what answers with `overlays` upon the snapshot.
+    fn layers_of(&self, number: u64, overlays: &[Arc<Overlay>]) -> Result<Layers> {
+        let alone = Layers { number, ..Layers::alone(self.schema(), &self.identity()?) };
+        let Some(newest) = overlays.last() else { return Ok(alone) };
+        Ok(Layers {
+            identity: newest.manifest.identity()?.into(),
+            overlays: overlays.to_vec(),
+            schema: Arc::new(newest.manifest.schema.clone()),
+            ..alone
+        })
+    }
+
+    /// Makes a change, in the five steps of the module documentation.
+    fn change(&self, change: Change, prepare: impl FnOnce(&View<'_>) -> Result<()>) -> Result<()> {
+        let Change { before, kept, coming } = change;
+        let leaving: Vec<Arc<Overlay>> = before.overlays.iter().skip(kept).cloned().collect();
+        let overlays = before.overlays.iter().take(kept).chain(&coming).cloned();
+        let overlays: Vec<_> = overlays.collect();
+        assert!(overlays.len() <= OVERLAYS_MAX, "{} deltas upon a snapshot", overlays.len());
+        let pending: Vec<_> = leaving.iter().chain(&coming).cloned().collect();
+        let number = before.number + 1;
+        let next = self.layers_of(number, &overlays)?;
         let staged = Layers { pending: pending.clone(), ..next.clone() };
         let staged = View::of(self, Arc::new(Leases::new(staged)).lease());
         let ids = staged.ids()?;
         next.ids.get_or_init(|| ids);
         prepare(&staged)?;
         drop(staged);
-        if let Some(mark) = applying.mark.get() {
+        if let Some(mark) = self.applying().mark.get() {
             mark.store(true, Ordering::Release);
         }
         let announced = Layers { pending, ..before };
-        self.leases().swap(announced, || self.replace_rows(&overlay, &leaving), next)?;
+        self.leases().swap(announced, || self.replace_rows(&coming, &leaving), next)?;
         assert_eq!(self.layers().number, number, "another delta was applied out of turn");
         // Files of deltas that left close here, not with the next lookup of a reader.
         self.attach_idle(&self.layers());
-        drop(turn);
-        Ok(self.generation())
+        Ok(())
     }
 
     /// Sets `mark` before the first delta answers: a forked process reads it, which may ask the
@@ -217,55 +295,80 @@ impl Snapshot {
     ) -> Result<Overlay> {
         let backing = self.applying().backing;
         let copied_bytes = backing.copied_bytes(manifest.page_count);
-        let memory =
-            self.make_room(Overlay::memory_bytes(&manifest).saturating_add(copied_bytes))?;
+        let bytes = Overlay::memory_bytes(&manifest).saturating_add(copied_bytes);
+        let memory = self.make_room("deltas", bytes)?;
         let pages = open_pages(folder.as_ref(), manifest.page_count, backing)?;
         Overlay::open(OverlayParts { number, folder, manifest, pages, memory })
     }
 
-    /// Reserves memory for a delta; the cache gives what is not free.
-    fn make_room(&self, bytes: u64) -> Result<Reservation> {
-        // A panic elsewhere leaves a reservation whole.
-        let cache = &self.applying().cache;
-        let mut cache = cache.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    /// Reserves memory for a `part`; the cache gives what is not free.
+    pub(crate) fn make_room(&self, part: &'static str, bytes: u64) -> Result<Reservation> {
+        let mut cache = self.cache();
         let missing_bytes = bytes.saturating_sub(self.budget().free_bytes());
         if missing_bytes > 0 {
             let given_bytes = missing_bytes.max(cache.bytes() / CACHE_SHARE);
             let Some(left_bytes) = cache.bytes().checked_sub(given_bytes) else {
-                return Err(Error::invalid("dram budget too small for this delta")
+                return Err(Error::invalid("dram budget too small for what comes upon a snapshot")
                     .with("dram_budget_bytes", self.budget().limit_bytes())
-                    .with("missing_bytes", missing_bytes)
-                    .with("delta_bytes", bytes)
+                    .with("missing_bytes", missing_bytes - cache.bytes())
+                    .with("part", part)
+                    .with("part_bytes", bytes)
                     .with("remedy", "open the snapshot with a larger dram_budget"));
             };
             self.tiers().resize(left_bytes);
             cache.resize(left_bytes)?;
         }
-        self.budget().reserve("deltas", bytes)
+        self.budget().reserve(part, bytes)
+    }
+
+    /// Lets the cache have what is free of the budget again, up to what it had at first, or would
+    /// have had alone: behind [`open_beside`](Self::open_beside), when the other one is closed.
+    ///
+    /// # Errors
+    /// `Invalid` when somebody else took the memory meanwhile.
+    pub fn grow_cache(&self) -> Result<()> {
+        let mut cache = self.cache();
+        let more_bytes = self.applying().cache_bytes_max.saturating_sub(cache.bytes());
+        let bytes = cache.bytes() + more_bytes.min(self.budget().free_bytes());
+        cache.resize(bytes)?;
+        self.tiers().resize(bytes);
+        Ok(())
+    }
+
+    /// Returns what is reserved for the cache.
+    pub(crate) fn cache(&self) -> MutexGuard<'_, Reservation> {
+        // A panic elsewhere leaves a reservation whole.
+        self.applying().cache.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Gives rows of `coming` their new weights where tiers hold them; those that only deltas that
     /// leave have are forgotten. Where it fails, tiers hold no row of either.
-    fn replace_rows(&self, coming: &Overlay, leaving: &[Arc<Overlay>]) -> Result<()> {
-        let forget = |overlay: &Overlay, keeps_coming: bool| {
-            let keys = overlay.keys().filter(|key| !keeps_coming || coming.find(*key).is_none());
-            self.tiers().forget(keys);
+    fn replace_rows(&self, coming: &[Arc<Overlay>], leaving: &[Arc<Overlay>]) -> Result<()> {
+        let is_in = |overlays: &[Arc<Overlay>], key| {
+            overlays.iter().any(|overlay| overlay.find(key).is_some())
         };
-        leaving.iter().for_each(|overlay| forget(overlay, true));
+        for overlay in leaving {
+            self.tiers().forget(overlay.keys().filter(|key| !is_in(coming, *key)));
+        }
         let mut replaced = self.tiers().replacing(REPLACED_ROWS);
         let mut weights = Vec::new();
-        let scanned = coming.scan(&mut |key: RowKey, code| {
-            if self.tiers().knows(key) {
-                coming.weights(key, code, &mut weights)?;
-                replaced.push(key, &weights);
-            }
-            Ok(())
+        let mut scan = |overlay: &Overlay, newer: &[Arc<Overlay>]| {
+            overlay.scan(&mut |key: RowKey, code| {
+                if self.tiers().knows(key) && !is_in(newer, key) {
+                    overlay.weights(key, code, &mut weights)?;
+                    replaced.push(key, &weights);
+                }
+                Ok(())
+            })
+        };
+        let scanned = (1..).zip(coming).try_for_each(|(newer, overlay)| {
+            let (_, newer) = coming.split_at(newer);
+            scan(overlay, newer)
         });
         let row_count = replaced.finish();
         self.applying().rows_replaced.fetch_add(row_count, Ordering::Relaxed);
         if scanned.is_err() {
-            leaving.iter().for_each(|overlay| forget(overlay, false));
-            forget(coming, false);
+            leaving.iter().chain(coming).for_each(|overlay| self.tiers().forget(overlay.keys()));
         }
         scanned
     }

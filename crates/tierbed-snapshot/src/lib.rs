@@ -43,6 +43,7 @@ mod snapshot;
 mod tiers;
 mod verify;
 mod view;
+mod warm;
 mod writer;
 
 pub use apply::Generation;

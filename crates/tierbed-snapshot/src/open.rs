@@ -20,8 +20,8 @@ use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
 use crate::readers::{Readers, SmallReaders};
 use crate::refresh::{RefreshOptions, Refresher};
 use crate::scratch::{Scratch, ScratchShape};
-use crate::snapshot::{full_reader_count, Backend, SnapshotOptions};
-use crate::tiers::{resident_bytes, TierStack};
+use crate::snapshot::{full_reader_count, Backend, Snapshot, SnapshotOptions};
+use crate::tiers::{resident_bytes, CacheBytes, TierStack};
 
 const SCRATCH_BYTES_MIN: u64 = 64 << 10;
 const SCRATCH_BYTES_MAX: u64 = 8 << 20;
@@ -44,8 +44,63 @@ pub(crate) struct Opened {
     pub(crate) budget: Budget,
     /// That of the tiers.
     pub(crate) cache: Reservation,
+    /// What the tiers may grow to.
+    pub(crate) cache_bytes_max: u64,
     pub(crate) backing: Backing,
     pub(crate) reservations: Vec<Reservation>,
+}
+
+/// Where the memory of a snapshot comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Room<'a> {
+    /// A budget of its own.
+    Own,
+    /// That of another one, whose cache gives what is not free.
+    Beside {
+        /// The other one.
+        snapshot: &'a Snapshot,
+        /// Part of the memory left for rows that this one gets at first.
+        cache_share: f64,
+    },
+}
+
+impl Room<'_> {
+    fn budget(self, options: &SnapshotOptions) -> Budget {
+        match self {
+            Self::Own => Budget::new(options.dram_budget_bytes),
+            Self::Beside { snapshot, .. } => snapshot.budget().clone(),
+        }
+    }
+
+    fn reserve(self, budget: &Budget, part: &'static str, bytes: u64) -> Result<Reservation> {
+        match self {
+            Self::Own => budget.reserve(part, bytes),
+            Self::Beside { snapshot, .. } => snapshot.make_room(part, bytes),
+        }
+    }
+
+    /// Returns the part of `left_bytes` that readers may be cut from: another one has its own.
+    fn readers_bytes(self, left_bytes: u64) -> u64 {
+        match self {
+            Self::Own => left_bytes,
+            Self::Beside { .. } => left_bytes / 2,
+        }
+    }
+
+    /// Returns what the tiers have, of at most `most_bytes`.
+    fn cache_bytes(self, budget: &Budget, most_bytes: u64) -> CacheBytes {
+        match self {
+            Self::Own => {
+                let bytes = budget.free_bytes().min(most_bytes);
+                CacheBytes { now: bytes, most: bytes }
+            }
+            Self::Beside { snapshot, cache_share } => {
+                let left_bytes = budget.free_bytes() + snapshot.cache().bytes();
+                let bytes = (left_bytes as f64 * cache_share) as u64;
+                CacheBytes { now: bytes.min(most_bytes), most: most_bytes }
+            }
+        }
+    }
 }
 
 /// How pages are read.
@@ -85,6 +140,7 @@ impl Opened {
         folder: &dyn Folder,
         manifest: &Manifest,
         options: &SnapshotOptions,
+        room: Room<'_>,
     ) -> Result<Self> {
         check_tiers(options)?;
         let shape = manifest.index_shape()?;
@@ -97,9 +153,9 @@ impl Opened {
         let kept_bytes = resident_bytes(&options.tiers.resident);
         let needed_bytes =
             shape.word_bytes() + copied_bytes + places_memory.held_bytes + kept_bytes;
-        let left_bytes = options.dram_budget_bytes.saturating_sub(needed_bytes);
-        let row_words_max = manifest.schema.tables().iter().map(|table| table.dim).max();
-        let row_words_max = row_words_max.unwrap_or(1) as usize;
+        let left_bytes = room.readers_bytes(options.dram_budget_bytes.saturating_sub(needed_bytes));
+        let dims = manifest.schema.tables().iter().map(|table| table.dim);
+        let row_words_max = dims.max().unwrap_or(1) as usize;
         let maker = ReaderMaker::new(options, left_bytes, row_words_max, manifest.placed.is_some());
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
@@ -108,29 +164,33 @@ impl Opened {
         let pages_needs = copied_bytes + kept_bytes;
         check_budget(options, index_needs, pages_needs, reader_bytes.max(load_bytes))?;
 
-        let budget = Budget::new(options.dram_budget_bytes);
-        let mut reservations = vec![budget.reserve("forward_index", shape.word_bytes())?];
+        let budget = room.budget(options);
+        let reserve = |part, bytes| room.reserve(&budget, part, bytes);
+        let mut reservations = vec![reserve("forward_index", shape.word_bytes())?];
         let index_bytes = shape.block_count() * PAGE_BYTES as u64;
-        let load = budget.reserve("load", load_bytes)?;
+        let load = reserve("load", load_bytes)?;
         let index = load_index(shape, manifest, index_device.as_ref())?;
         let (places, places_bytes) = load_places(folder, manifest, options)?;
-        reservations.push(budget.reserve("placement_index", places.memory_bytes())?);
-        reservations.push(budget.reserve("resident_rows", kept_bytes)?);
+        reservations.push(reserve("placement_index", places.memory_bytes())?);
+        reservations.push(reserve("resident_rows", kept_bytes)?);
         drop(load);
-        reservations.push(budget.reserve("pages", copied_bytes)?);
+        reservations.push(reserve("pages", copied_bytes)?);
         drop(file);
         let pages = open_pages(folder, manifest.page_count, backing)?;
         let (readers, bytes) = maker.make_all(options.reader_count, &pages, left_bytes)?;
-        reservations.push(budget.reserve("readers", bytes)?);
+        reservations.push(reserve("readers", bytes)?);
         let refresher = maker.make_refresher(&pages, manifest)?;
         let bytes = refresher.as_ref().map_or(0, Refresher::memory_bytes);
-        reservations.push(budget.reserve("refresh", bytes)?);
+        reservations.push(reserve("refresh", bytes)?);
         let bytes = options.tiers.waiting_bytes(&manifest.schema);
-        reservations.push(budget.reserve("neighbours", bytes)?);
-        let cache_bytes = budget.free_bytes().min(cache_bytes_max(options));
-        let cache = budget.reserve("row_cache", cache_bytes)?;
+        reservations.push(reserve("neighbours", bytes)?);
+        let held_bytes: u64 = reservations.iter().map(Reservation::bytes).sum();
+        let most_bytes = options.dram_budget_bytes.saturating_sub(held_bytes);
+        let most_bytes = most_bytes.min(cache_bytes_max(options));
+        let bytes = room.cache_bytes(&budget, most_bytes);
+        let cache = reserve("row_cache", bytes.held(&options.tiers))?;
         let stored: Vec<u64> = manifest.tables.iter().map(|table| table.row_count).collect();
-        let tiers = TierStack::new(&manifest.schema, &stored, &options.tiers, cache_bytes)?;
+        let tiers = TierStack::new(&manifest.schema, &stored, &options.tiers, bytes)?;
         Ok(Self {
             pages,
             index,
@@ -142,6 +202,7 @@ impl Opened {
             refresher,
             budget,
             cache,
+            cache_bytes_max: bytes.most,
             backing,
             reservations,
         })

@@ -21,7 +21,7 @@ use crate::forward_index::ForwardIndex;
 use crate::layers::{Layers, LayersLease, PagePlace};
 use crate::lookup::LookupStats;
 use crate::manifest::Manifest;
-use crate::open::Opened;
+use crate::open::{Opened, Room};
 use crate::page::PageShape;
 use crate::places::Places;
 use crate::reader::{PageTable, Source};
@@ -251,13 +251,39 @@ impl Snapshot {
     /// `Invalid` when the folder holds no whole snapshot or the budget is too small (naming the
     /// minimum), `Corruption` when manifest or index are not what was written.
     pub fn open(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
-        let snapshot = Self::open_any(folder, options)?;
-        if let Some(base) = &snapshot.manifest.base {
-            return Err(Error::invalid("folder holds a delta, not a whole snapshot")
-                .with("delta_of", base)
-                .with("remedy", "apply it to that snapshot, and open the result"));
+        Self::open_any(folder, options)?.whole()
+    }
+
+    /// Opens another snapshot in the memory of this one, which goes on answering: the cache gives
+    /// what is not free. The other one's cache has `cache_share` of the memory that is left for
+    /// rows, until this one is closed and [`grow_cache`](Self::grow_cache) is called.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `Invalid` also when both do not fit the budget, naming what is
+    /// missing. This one has its cache again then.
+    pub fn open_beside(
+        &self,
+        folder: Arc<dyn Folder>,
+        options: &SnapshotOptions,
+        cache_share: f64,
+    ) -> Result<Self> {
+        let dram_budget_bytes = self.budget.limit_bytes();
+        let options = SnapshotOptions { dram_budget_bytes, ..options.clone() };
+        let room = Room::Beside { snapshot: self, cache_share };
+        let opened = Self::open_in(folder, &options, room).and_then(Self::whole);
+        if opened.is_err() {
+            self.grow_cache()?;
         }
-        Ok(snapshot)
+        opened
+    }
+
+    fn whole(self) -> Result<Self> {
+        match &self.manifest.base {
+            None => Ok(self),
+            Some(base) => Err(Error::invalid("folder holds a delta, not a whole snapshot")
+                .with("delta_of", base)
+                .with("remedy", "apply it to that snapshot, and open the result")),
+        }
     }
 
     /// Opens the snapshot or the delta in `folder`; the rows of a delta are those that changed.
@@ -265,8 +291,12 @@ impl Snapshot {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_any(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
+        Self::open_in(folder, options, Room::Own)
+    }
+
+    fn open_in(folder: Arc<dyn Folder>, options: &SnapshotOptions, room: Room<'_>) -> Result<Self> {
         let manifest = Manifest::read(folder.as_ref())?;
-        let opened = Opened::new(folder.as_ref(), &manifest, options)?;
+        let opened = Opened::new(folder.as_ref(), &manifest, options, room)?;
         let page_table = PageTable::new(&manifest, &opened.places, opened.pages.name())?;
         let layers = Arc::new(Leases::new(Layers::alone(&manifest.schema, &manifest.identity()?)));
         Ok(Self {
@@ -286,7 +316,7 @@ impl Snapshot {
             recorder: OnceLock::new(),
             refresher: opened.refresher,
             layers,
-            applying: Applying::new(opened.cache, opened.backing),
+            applying: Applying::new(opened.cache, opened.cache_bytes_max, opened.backing),
             budget: opened.budget,
             _reservations: opened.reservations,
         })

@@ -5,10 +5,12 @@
 //! so a view is held for a batch, not for ever.
 
 use std::cell::RefCell;
+use std::ops::Deref;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use tierbed_core::handover::Leases;
-use tierbed_core::{Bags, Result, Schema};
+use tierbed_core::{Bags, Error, Result, Schema};
 use tierbed_io::Folder;
 use tierbed_kernels::FeatureLayout;
 
@@ -21,8 +23,35 @@ use crate::snapshot::Snapshot;
 /// One generation of a snapshot. See the module documentation.
 #[derive(Debug)]
 pub struct View<'a> {
-    snapshot: &'a Snapshot,
+    snapshot: Of<'a>,
     layers: LayersLease,
+}
+
+/// The snapshot of a view.
+#[derive(Debug)]
+enum Of<'a> {
+    Lent(&'a Snapshot),
+    Shared(Arc<Snapshot>),
+}
+
+impl Deref for Of<'_> {
+    type Target = Snapshot;
+
+    fn deref(&self) -> &Snapshot {
+        match self {
+            Self::Lent(snapshot) => snapshot,
+            Self::Shared(snapshot) => snapshot,
+        }
+    }
+}
+
+/// The attachment that says when the training step committed.
+const COMMITTED_NAME: &str = "committed.json";
+
+/// That attachment.
+#[derive(Deserialize)]
+struct Committed {
+    committed_at_ms: u64,
 }
 
 thread_local! {
@@ -49,13 +78,19 @@ impl Snapshot {
     /// Returns what answers now, to be looked at as long as the view is held.
     #[must_use]
     pub fn view(&self) -> View<'_> {
-        View { snapshot: self, layers: self.layers() }
+        View { snapshot: Of::Lent(self), layers: self.layers() }
+    }
+
+    /// As [`view`](Self::view); the view keeps the snapshot open.
+    #[must_use]
+    pub fn shared_view(self: &Arc<Self>) -> View<'static> {
+        View { snapshot: Of::Shared(Arc::clone(self)), layers: self.layers() }
     }
 }
 
 impl<'a> View<'a> {
     pub(crate) fn of(snapshot: &'a Snapshot, layers: LayersLease) -> Self {
-        Self { snapshot, layers }
+        Self { snapshot: Of::Lent(snapshot), layers }
     }
 }
 
@@ -124,6 +159,22 @@ impl View<'_> {
     /// `Corruption` when the blob is missing or not what was attached, `Io` from the folder.
     pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.manifest().read_attachment(self.folder().as_ref(), name)
+    }
+
+    /// Returns when the training step of its rows committed, in milliseconds since 1970; `None`
+    /// where its publisher did not say.
+    ///
+    /// # Errors
+    /// As [`attachment`](Self::attachment); `Corruption` also for an attachment that says else.
+    pub fn committed_at_ms(&self) -> Result<Option<u64>> {
+        let Some(bytes) = self.attachment(COMMITTED_NAME)? else { return Ok(None) };
+        let Committed { committed_at_ms } = serde_json::from_slice(&bytes).map_err(|cause| {
+            Error::corruption("attachment does not say when its training step committed")
+                .with("name", COMMITTED_NAME)
+                .with("cause", cause)
+                .with("remedy", "publish again, without an attachment of that name")
+        })?;
+        Ok(Some(committed_at_ms))
     }
 
     /// Pools the rows of a batch into `out`, as [`Snapshot::lookup`] does.

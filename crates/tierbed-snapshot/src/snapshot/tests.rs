@@ -13,6 +13,7 @@ use super::*;
 use crate::manifest::{ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use crate::{Backend, FeatureLayout, Report, SnapshotRows, SnapshotWriter};
 
+mod beside;
 mod coded;
 mod cut;
 mod failing;

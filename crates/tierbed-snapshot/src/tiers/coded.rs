@@ -134,6 +134,11 @@ impl CodedTier {
         self.rows.resize(capacity_bytes.saturating_sub(self.admission_bytes));
     }
 
+    /// Lists about `count` rows that would leave last.
+    pub(super) fn hottest(&self, count: usize) -> Vec<RowKey> {
+        self.rows.hottest(count)
+    }
+
     /// Replaces the words of those of `keys` that are here; those without words leave. Returns how
     /// many were replaced.
     pub(super) fn replace<'a>(

@@ -36,4 +36,4 @@ pub use stack::TierSummary;
 
 pub(crate) use neighbours::Neighbours;
 pub(crate) use resident::resident_bytes;
-pub(crate) use stack::{Answer, Group, TierScratch, TierStack};
+pub(crate) use stack::{Answer, CacheBytes, Group, TierScratch, TierStack};

@@ -218,6 +218,13 @@ impl TierStackOptions {
         self.neighbours.as_ref().map_or(0, |neighbours| neighbours.waiting_bytes(schema))
     }
 
+    /// Returns the bytes of neighbours in a cache of `cache_bytes`.
+    pub(crate) fn neighbours_bytes(&self, cache_bytes: u64) -> u64 {
+        self.neighbours.as_ref().map_or(0, |neighbours| {
+            (cache_bytes as f64 * (neighbours.share / self.share_sum())) as u64
+        })
+    }
+
     /// The shares of all tiers and of neighbours together.
     pub(super) fn share_sum(&self) -> f64 {
         let neighbours = self.neighbours.as_ref().map_or(0.0, |neighbours| neighbours.share);

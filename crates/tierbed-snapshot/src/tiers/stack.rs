@@ -106,6 +106,22 @@ impl Fallen {
     }
 }
 
+/// Bytes of a cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CacheBytes {
+    pub(crate) now: u64,
+    /// What it may grow to.
+    pub(crate) most: u64,
+}
+
+impl CacheBytes {
+    /// Returns what is taken now: neighbours do not grow, and have theirs from the beginning.
+    pub(crate) fn held(self, options: &TierStackOptions) -> u64 {
+        let neighbours_bytes = |bytes| options.neighbours_bytes(bytes);
+        self.now - neighbours_bytes(self.now) + neighbours_bytes(self.most)
+    }
+}
+
 /// Rows of a table of the snapshot itself.
 #[derive(Debug, Clone, Copy)]
 struct TableRows {
@@ -139,7 +155,7 @@ pub(crate) struct TierStack {
 }
 
 impl TierStack {
-    /// Builds empty tiers that take `capacity_bytes` together, besides the resident rows, or what
+    /// Builds empty tiers that take `capacity` together, besides the resident rows, or what
     /// their shared budget gives them. `stored_rows` is how many rows of each table there are to
     /// cache.
     ///
@@ -150,7 +166,7 @@ impl TierStack {
         schema: &Schema,
         stored_rows: &[u64],
         options: &TierStackOptions,
-        capacity_bytes: u64,
+        capacity: CacheBytes,
     ) -> Result<Self> {
         assert_eq!(stored_rows.len(), schema.tables().len(), "counts of stored rows by table");
         if options.tiers.len() > TIERS_MAX {
@@ -172,17 +188,17 @@ impl TierStack {
         let membership = join(options, &classes, all_rows)?;
         let rows: Vec<Arc<ShardedTier>> = match &membership {
             Some(membership) => membership.tiers().collect(),
-            None => own_rows(options, &classes, all_rows, capacity_bytes)?,
+            None => own_rows(options, &classes, all_rows, capacity)?,
         };
         assert_eq!(rows.len(), options.tiers.len(), "every tier has rows of its own");
         let tiers = options.tiers.iter().zip(rows);
         let tiers = tiers.map(|(tier, rows)| CodedTier::new(tier, rows, all_rows));
         let tiers = tiers.collect::<Result<Vec<_>>>()?;
         let resident = Resident::new(schema, &options.resident)?;
-        let neighbours = options.neighbours.as_ref().map(|given| {
-            let bytes = capacity_bytes as f64 * (given.share / options.share_sum());
-            Neighbours::new(schema, given, bytes as u64)
-        });
+        let neighbours = options
+            .neighbours
+            .as_ref()
+            .map(|given| Neighbours::new(schema, given, options.neighbours_bytes(capacity.most)));
         let neighbours = neighbours.transpose()?;
         let kernels = Kernels::detect();
         let counts = tiers.iter().map(|_| Default::default()).collect();
@@ -441,6 +457,17 @@ impl TierStack {
         }
     }
 
+    /// Returns the most rows that all tiers can hold.
+    pub(crate) fn rows_max(&self) -> u64 {
+        self.tiers.iter().map(CodedTier::rows_max).sum()
+    }
+
+    /// Lists at most `count` rows that would leave last, those of the first tier first.
+    pub(crate) fn hottest(&self, count: usize) -> Vec<RowKey> {
+        let keys = self.tiers.iter().flat_map(|tier| tier.hottest(count));
+        keys.take(count).collect()
+    }
+
     /// Takes rows out of all tiers.
     pub(crate) fn forget(&self, keys: impl Iterator<Item = RowKey>) {
         let mut replacing = self.replacing(OFFERED_WORDS_MAX);
@@ -470,13 +497,16 @@ fn own_rows(
     options: &TierStackOptions,
     classes: &[Rows],
     all_rows: u64,
-    capacity_bytes: u64,
+    capacity: CacheBytes,
 ) -> Result<Vec<Arc<ShardedTier>>> {
     let shares = options.share_sum();
     let made = options.tiers.iter().map(|tier| {
-        let bytes = (capacity_bytes as f64 * (tier.share / shares)) as u64;
-        let rows_bytes = bytes.saturating_sub(admission_bytes(tier, all_rows));
-        ShardedTier::new(&options_of(tier, rows_bytes, classes), SHARDS_MAX).map(Arc::new)
+        let rows_bytes = |bytes: u64| {
+            let bytes = (bytes as f64 * (tier.share / shares)) as u64;
+            bytes.saturating_sub(admission_bytes(tier, all_rows))
+        };
+        let most = options_of(tier, rows_bytes(capacity.most), classes);
+        ShardedTier::with_capacity(&most, SHARDS_MAX, rows_bytes(capacity.now)).map(Arc::new)
     });
     made.collect()
 }

@@ -11,6 +11,7 @@ use super::*;
 use crate::delta::apply_delta;
 use crate::{CacheTier, PageLayout, PlacedTables, TableCodecs, TierStackOptions};
 
+mod chains;
 mod live;
 mod remedies;
 
