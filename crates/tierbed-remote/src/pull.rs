@@ -18,7 +18,7 @@ use tierbed_io::{Folder, FsFolder};
 
 use crate::bandwidth::Bandwidth;
 use crate::digest::Digest;
-use crate::head::Link;
+use crate::head::{check_chain, Link};
 use crate::location::Location;
 use crate::names::{Seq, MARKS, PARTS_NAME};
 use crate::parts::Parts;
@@ -29,7 +29,7 @@ use download::Download;
 /// Parts that are fetched at the same time.
 const THREADS: usize = 8;
 /// Ending of the folder of a version that is on its way.
-const INCOMING: &str = ".incoming";
+pub(crate) const INCOMING: &str = ".incoming";
 
 /// Which versions to pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub enum Want {
     Channel(String),
     /// This one, and what it is a delta on.
     Version(Seq),
+    /// These, of a HEAD that was read.
+    Chain(Vec<Link>),
 }
 
 /// How to pull.
@@ -49,12 +51,15 @@ pub struct Pull {
     pub retry: Retry,
     /// Bytes per second.
     pub bandwidth: Arc<Bandwidth>,
+    /// Set by who waits no longer: nothing is asked again then.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Pull {
     fn default() -> Self {
         let bandwidth = Arc::new(Bandwidth::default());
-        Self { thread_count: THREADS, retry: Retry::default(), bandwidth }
+        let stop = Arc::default();
+        Self { thread_count: THREADS, retry: Retry::default(), bandwidth, stop }
     }
 }
 
@@ -93,12 +98,11 @@ impl Location {
         let place = FsFolder::create(to)?;
         let _lock = place.lock()?;
         let pulling = Pulling { location: self, to, place: &place, how };
-        let never = AtomicBool::new(false);
-        let chain = how.retry.run(&never, || self.chain_of(want))?;
+        let chain = how.retry.run(&how.stop, || self.chain_of(want))?;
         let mut missing = Vec::new();
         for link in &chain {
             if !pulling.is_here(link)? {
-                let (parts, encoded) = how.retry.run(&never, || self.parts_of(link))?;
+                let (parts, encoded) = how.retry.run(&how.stop, || self.parts_of(link))?;
                 missing.push(Missing { link: link.clone(), parts, encoded });
             }
         }
@@ -121,6 +125,7 @@ impl Location {
     fn chain_of(&self, want: &Want) -> Result<Vec<Link>> {
         match want {
             Want::Channel(channel) => Ok(self.some_head(channel)?.chain),
+            Want::Chain(chain) => check_chain(chain).map(|()| chain.clone()),
             Want::Version(seq) => {
                 self.check_whole([*seq])?;
                 let (parts, encoded) = self.parts_at(*seq)?;
@@ -145,8 +150,7 @@ impl<'a> Pulling<'a> {
         if !path.exists() {
             return Ok(false);
         }
-        let here = FsFolder::open(&path)?.read(PARTS_NAME)?;
-        if here.is_some_and(|bytes| Digest::of(&bytes) == link.parts_sha256) {
+        if holds(&path, link)? {
             return Ok(true);
         }
         Err(Error::invalid("folder has another version of this number")
@@ -179,6 +183,12 @@ impl<'a> Pulling<'a> {
         // Last, so that a kill before it costs no part. What is left of it means nothing.
         FsFolder::open(self.to.join(seq.folder_name()))?.remove(MARKS)
     }
+}
+
+/// Whether the folder at `path` is the version that `link` names.
+pub(crate) fn holds(path: &Path, link: &Link) -> Result<bool> {
+    let here = FsFolder::open(path)?.read(PARTS_NAME)?;
+    Ok(here.is_some_and(|bytes| Digest::of(&bytes) == link.parts_sha256))
 }
 
 fn check_space(path: &Path, bytes: u64) -> Result<()> {
