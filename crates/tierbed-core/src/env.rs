@@ -31,6 +31,14 @@ impl Clock for SystemClock {
     }
 }
 
+/// Returns milliseconds since 1970, as the machine's calendar says: for what other machines wrote.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that may ask for the date")]
+pub fn unix_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
 /// A clock that moves only when it is set.
 #[derive(Debug, Default)]
 pub struct ManualClock {

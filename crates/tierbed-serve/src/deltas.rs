@@ -113,7 +113,7 @@ impl Follower {
         }
         let mut waiting = 0;
         for name in self.newer() {
-            let answering = service.snapshot.generation().identity;
+            let answering = service.snapshot().generation().identity;
             let Some(chain) = self.chain(&name, &answering) else {
                 waiting += 1;
                 self.tell_of_wait(service, &name);

@@ -28,6 +28,22 @@ pub(crate) struct Parts {
     told: Option<Vec<ServedFeature>>,
     pub(crate) plans: Plans,
     pub(crate) model: Option<Arc<Model>>,
+    /// When its training step committed, in milliseconds since 1970, where that is known.
+    pub(crate) committed_at_ms: Option<u64>,
+}
+
+/// What a generation hands on to the next one, which may not bring its own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Carried {
+    told: Option<Vec<ServedFeature>>,
+    predictor: Option<Arc<dyn Predictor>>,
+}
+
+impl Parts {
+    fn carried(&self) -> Carried {
+        let predictor = self.model.as_ref().map(|model| Arc::clone(&model.predictor));
+        Carried { told: self.told.clone(), predictor }
+    }
 }
 
 /// The newest generations of a server.
@@ -69,7 +85,11 @@ impl Generations {
         }
         // Requests go on meanwhile: a model may take its time.
         let before = self.lock().last().cloned();
-        let parts = Arc::new(self.make(view, before.as_deref())?);
+        let carried = match before {
+            Some(before) => self.carried(view, &before.carried())?,
+            None => Carried { told: self.told(view)?, predictor: self.predictor.clone() },
+        };
+        let parts = self.made(view, carried)?;
         let mut known = self.lock();
         if let Some(parts) = known.iter().find(|parts| parts.identity == *view.identity()) {
             return Ok(Arc::clone(parts));
@@ -81,35 +101,56 @@ impl Generations {
         Ok(parts)
     }
 
-    /// Makes what `view` needs; what it does not bring goes on from the generation before.
-    fn make(&self, view: &View<'_>, before: Option<&Parts>) -> Result<Parts> {
-        let told = match &self.features {
-            Some(features) => Some(features.clone()),
-            None => attached(view)?.or_else(|| before?.told.clone()),
+    /// Makes `parts` those of the newest generation.
+    pub(crate) fn put(&self, parts: Arc<Parts>) {
+        let mut known = self.lock();
+        known.retain(|known| known.identity != parts.identity);
+        if known.len() == KEPT {
+            known.remove(0);
+        }
+        known.push(parts);
+    }
+
+    /// Forgets all generations but the one that answers.
+    pub(crate) fn keep_only(&self, identity: &str) {
+        self.lock().retain(|parts| *parts.identity == *identity);
+    }
+
+    fn told(&self, view: &View<'_>) -> Result<Option<Vec<ServedFeature>>> {
+        match &self.features {
+            Some(features) => Ok(Some(features.clone())),
+            None => attached(view),
+        }
+    }
+
+    /// Returns what `view` brings; what it does not bring goes on from the generation before.
+    pub(crate) fn carried(&self, view: &View<'_>, before: &Carried) -> Result<Carried> {
+        let told = self.told(view)?.or_else(|| before.told.clone());
+        let going = before.predictor.as_ref().or(self.predictor.as_ref());
+        let predictor = match &self.predictor {
+            Some(first) => first.next(view)?.or_else(|| going.cloned()),
+            None => None,
         };
-        let going = before.and_then(|before| before.model.as_ref());
-        let model = match (&self.predictor, going) {
-            (Some(first), Some(going)) => match first.next(view)? {
-                Some(next) => Some(Arc::new(Model::new(view, next)?)),
-                None => Some(Arc::clone(going)),
-            },
-            (first, _) => {
-                let model = first.as_ref().map(|first| Model::new(view, Arc::clone(first)));
-                model.transpose()?.map(Arc::new)
-            }
-        };
-        Ok(Parts {
+        Ok(Carried { told, predictor })
+    }
+
+    /// Makes what `view` needs.
+    pub(crate) fn made(&self, view: &View<'_>, carried: Carried) -> Result<Arc<Parts>> {
+        let Carried { told, predictor } = carried;
+        let model = predictor.map(|predictor| Model::new(view, predictor)).transpose()?;
+        Ok(Arc::new(Parts {
             identity: Arc::clone(view.identity()),
             ids: view.ids()?,
             features: resolve(view, told.as_deref())?,
             told,
             plans: Plans::default(),
-            model,
-        })
+            model: model.map(Arc::new),
+            committed_at_ms: view.committed_at_ms()?,
+        }))
     }
 
     /// Forgets what was made of a generation that answers nobody.
-    fn forget(&self, identity: &str) {
+    pub(crate) fn forget(&self, identity: &str) {
         self.lock().retain(|parts| *parts.identity != *identity);
     }
 
@@ -141,7 +182,7 @@ impl Service {
     /// # Errors
     /// As [`Generations::of`], where nobody had asked for it before.
     pub(crate) fn serving(&self) -> Result<Serving<'_>> {
-        let view = self.snapshot.view();
+        let view = self.snapshot().shared_view();
         let parts = self.generations.of(&view)?;
         Ok(Serving { service: self, view, parts })
     }
@@ -149,7 +190,7 @@ impl Service {
     /// Takes the generation that answers now, if somebody has asked for it before: making what it
     /// needs may take long.
     pub(crate) fn serving_known(&self) -> Option<Serving<'_>> {
-        let view = self.snapshot.view();
+        let view = self.snapshot().shared_view();
         let parts = self.generations.known(&view)?;
         Some(Serving { service: self, view, parts })
     }
@@ -160,17 +201,18 @@ impl Service {
     /// Those of [`Snapshot::apply`](tierbed_snapshot::Snapshot::apply) and of [`Generations::of`].
     pub(crate) fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
         let name = folder.path().map_or_else(|| "memory".into(), |path| path.display().to_string());
-        let before = self.snapshot.generation().number;
+        let snapshot = self.snapshot();
+        let before = snapshot.generation().number;
         let mut staged = None;
         let prepare = |view: &View<'_>| {
             staged = Some(Arc::clone(view.identity()));
             self.generations.of(view).map(drop)
         };
-        let applied = self.snapshot.apply_with(folder, prepare);
+        let applied = snapshot.apply_with(folder, prepare);
         match &applied {
             Ok(now) if now.number > before => {
                 self.metrics.deltas_applied.inc();
-                self.life.activate(self.clock.now_us());
+                self.activated(&self.newest());
                 self.log.delta_applied(&name, now);
             }
             Ok(_) => {}
@@ -182,6 +224,12 @@ impl Service {
             }
         }
         applied
+    }
+
+    /// Notes that what `parts` were made of answers from now on.
+    pub(crate) fn activated(&self, parts: &Parts) {
+        self.life.activate(self.clock.now_us());
+        self.answering.committed(parts.committed_at_ms);
     }
 
     /// Tells of a delta that does not answer.

@@ -15,6 +15,7 @@
 mod admin;
 mod admission;
 mod answer;
+mod answering;
 mod batch;
 mod body;
 mod coding;
@@ -24,6 +25,7 @@ mod deltas;
 mod executor;
 mod faults;
 mod features;
+mod follow;
 mod following;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../tools/fuzz/entries/serve.rs"]
@@ -56,6 +58,7 @@ mod tokens;
 mod wire;
 
 pub use features::ServedFeature;
+pub use follow::{Follow, Following, Opener};
 pub use log::{LogLevel, LogOptions, LogTarget};
 pub use options::{Limits, ServeOptions};
 pub use predictor::{Batch, ModelInputs, ModelOutput, Predictor};

@@ -10,6 +10,7 @@
 //! queue ([`lines`]), so a reader of the log that has stopped never stops an answer. What happens
 //! often is written at first and then counted: `suppressed` says how many were left out before.
 
+mod follow;
 mod lines;
 mod throttle;
 

@@ -3,6 +3,7 @@
 //! A request is counted once, with the status it was answered with; 499 is a client that left
 //! before. Times are of requests that were worked on: one that found no room took none.
 
+mod follow;
 mod plain;
 pub(crate) mod process;
 pub(crate) mod snapshot;
@@ -20,13 +21,14 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tierbed_core::{Error, Result};
-use tierbed_snapshot::Snapshot;
 use tokio::sync::Semaphore;
 
+use self::follow::FollowMetrics;
 use self::process::ProcessCollector;
 use self::snapshot::SnapshotCollector;
 use crate::admin::answers::Answers;
 use crate::admission::Found;
+use crate::answering::Answering;
 use crate::body::Buffers;
 use crate::executor::Executor;
 
@@ -129,6 +131,7 @@ pub(crate) struct Metrics {
     pub(crate) deltas_applied: Counter,
     pub(crate) deltas_refused: Counter,
     pub(crate) deltas_waiting: Gauge,
+    pub(crate) follow: FollowMetrics,
     pub(crate) body_bytes: Counter,
     pub(crate) answer_bytes: Counter,
     pub(crate) connections_open: Gauge,
@@ -138,9 +141,8 @@ pub(crate) struct Metrics {
 
 /// What a server is, and what of it is asked when metrics are read.
 pub(crate) struct Served {
-    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) answering: Arc<Answering>,
     pub(crate) name: String,
-    pub(crate) identity: String,
     pub(crate) places: Arc<Semaphore>,
     pub(crate) place_count: usize,
     pub(crate) buffers: Buffers,
@@ -176,31 +178,23 @@ impl Metrics {
             deltas_applied: Counter::default(),
             deltas_refused: Counter::default(),
             deltas_waiting: Gauge::default(),
+            follow: FollowMetrics::default(),
             body_bytes: Counter::default(),
             answer_bytes: Counter::default(),
             connections_open: Gauge::default(),
             answers: Answers::new(),
         };
         metrics.register(registry);
-        let Served {
-            snapshot,
-            name,
-            identity,
-            places,
-            place_count,
-            buffers,
-            executor,
-            log_dropped,
-        } = served;
+        let Served { answering, name, places, place_count, buffers, executor, log_dropped } =
+            served;
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The server's version", build);
-        let about = Info::new(vec![("name", name), ("identity", identity)]);
-        registry.register("snapshot", "What is served", about);
+        metrics.follow.register(registry, &answering);
         let help = "Requests that left the queue without work: the client left, or time was over";
         registry.register("requests_dropped", help, executor.dropped.clone());
         let help = "Lines of the log that nobody took in time";
         registry.register("log_lines_dropped", help, log_dropped);
-        registry.register_collector(Box::new(SnapshotCollector::new(snapshot)));
+        registry.register_collector(Box::new(SnapshotCollector::new(answering, name)));
         registry.register_collector(Box::new(RoomCollector {
             places,
             place_count,

@@ -20,6 +20,7 @@ use tokio::sync::{watch, Semaphore};
 
 use crate::admin::life::{Life, State as LifeState};
 use crate::answer::Refusal;
+use crate::answering::Answering;
 use crate::body::Buffers;
 use crate::executor::Executor;
 use crate::faults::Faults;
@@ -35,7 +36,7 @@ use crate::tokens::{Scope, Tokens};
 /// What every request sees.
 #[derive(Debug)]
 pub(crate) struct Service {
-    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) answering: Arc<Answering>,
     pub(crate) snapshot_name: String,
     pub(crate) identity: String,
     pub(crate) generations: Generations,
@@ -68,6 +69,11 @@ pub(crate) struct Service {
 pub(crate) type Shared = State<Arc<Service>>;
 
 impl Service {
+    /// Returns what answers now.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.answering.snapshot()
+    }
+
     /// Tells whether balancers shall send requests.
     pub(crate) fn is_ready(&self) -> bool {
         LifeState::of(self) == LifeState::Ready

@@ -12,11 +12,13 @@ use tokio::sync::{watch, Semaphore};
 
 use crate::admin::{self, life::Life};
 use crate::admission::Rule;
+use crate::answering::Answering;
 use crate::body::Buffers;
 use crate::connection::{Callee, Protocol};
 use crate::deltas::Follower;
 use crate::executor::Executor;
 use crate::faults::Faults;
+use crate::follow::{FollowThread, Following};
 use crate::following;
 use crate::generation::Generations;
 use crate::grpc::{self, Health};
@@ -50,6 +52,7 @@ pub struct Server {
 struct Running {
     service: Arc<Service>,
     runtime: Runtime,
+    follower: Option<FollowThread>,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +81,34 @@ impl Server {
         options: &ServeOptions,
         snapshot: Arc<Snapshot>,
         predictor: Option<Arc<dyn Predictor>>,
+    ) -> Result<Self> {
+        Self::begin(options, snapshot, predictor, None)
+    }
+
+    /// As [`start`](Self::start); answers from the version that a channel is at, and follows it.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start), and `Invalid` where a folder of deltas is to be followed too.
+    pub fn follow(
+        options: &ServeOptions,
+        following: Following,
+        predictor: Option<Arc<dyn Predictor>>,
+    ) -> Result<Self> {
+        if options.deltas.is_some() {
+            return Err(Error::invalid("a server follows a channel or a folder of deltas")
+                .with("remedy", "push the deltas to the channel, and leave out deltas"));
+        }
+        let snapshot = Arc::clone(following.snapshot());
+        let name = options.snapshot_name.clone().unwrap_or_else(|| following.name());
+        let options = ServeOptions { snapshot_name: Some(name), ..options.clone() };
+        Self::begin(&options, snapshot, predictor, Some(following))
+    }
+
+    fn begin(
+        options: &ServeOptions,
+        snapshot: Arc<Snapshot>,
+        predictor: Option<Arc<dyn Predictor>>,
+        following: Option<Following>,
     ) -> Result<Self> {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
@@ -112,6 +143,7 @@ impl Server {
             (door.beside(callee(router, Protocol::Grpc)), listener, health)
         });
         following::begin(&runtime, &service, deltas);
+        let follower = FollowThread::start(following, &service)?;
         let draining = service.draining.subscribe();
         service.begin();
         runtime.spawn(async move {
@@ -139,7 +171,7 @@ impl Server {
             stop_ms_max: options.limits.stop_ms_max,
             place_count: place_count(options),
             places: Arc::clone(&service.places),
-            running: Mutex::new(Some(Running { service, runtime })),
+            running: Mutex::new(Some(Running { service, runtime, follower })),
         })
     }
 
@@ -177,6 +209,10 @@ impl Server {
     /// is answered as before then.
     pub fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
         let service = match &*lock(&self.running) {
+            Some(Running { follower: Some(_), .. }) => {
+                return Err(Error::invalid("the server follows a channel")
+                    .with("remedy", "push the delta to the channel"));
+            }
             Some(Running { service, .. }) => Arc::clone(service),
             None => return Err(Error::new(ErrorKind::Closed, "the server has stopped")),
         };
@@ -226,9 +262,12 @@ impl Server {
         self.drain();
         self.stop.send_replace(true);
         self.wait(time);
-        let Some(Running { service, runtime }) = lock(&self.running).take() else {
+        let Some(Running { service, runtime, follower }) = lock(&self.running).take() else {
             return self.is_whole();
         };
+        if let Some(follower) = follower {
+            follower.stop(time);
+        }
         service.executor.close();
         service.executor.wait(time);
         runtime.shutdown_timeout(time);
@@ -276,11 +315,12 @@ pub(crate) fn service(
     };
     let executor = Arc::new(Executor::new(clock, rule));
     let generations = Generations::new(options.features.clone(), predictor);
-    generations.of(&snapshot.view())?;
+    let newest = generations.of(&snapshot.view())?;
+    let answering = Arc::new(Answering::new(snapshot, clock));
+    answering.committed(newest.committed_at_ms);
     let served = Served {
-        snapshot: Arc::clone(&snapshot),
+        answering: Arc::clone(&answering),
         name: name.clone(),
-        identity: identity.clone(),
         places: Arc::clone(&places),
         place_count: place_count(options),
         buffers: buffers.clone(),
@@ -308,7 +348,7 @@ pub(crate) fn service(
         place_count: place_count(options),
         buffers,
         executor,
-        snapshot,
+        answering,
     })
 }
 

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind as Asked;
 use tierbed_core::{Error, ErrorKind};
 
-pub use options::{Limiting, Options, Reading, Recording, Serving};
+pub use options::{Limiting, Options, Reading, Recording, Serving, Versions};
 pub use reference::reference;
 pub use values::Size;
 

@@ -25,7 +25,20 @@ const RECORDED_FILE_BYTES: usize = 1 << 20;
 /// fit each other; `Corruption` for bytes that are not those written.
 pub(crate) fn open(path: &Path, reading: &Reading) -> Result<Arc<Snapshot>> {
     let folder = FsFolder::open(path)?;
-    let options = SnapshotOptions {
+    let options = options(&folder, reading)?;
+    let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
+    snapshot.refresh_in_background()?;
+    snapshot.map_neighbours_in_background()?;
+    snapshot.view().ids()?;
+    Ok(snapshot)
+}
+
+/// Returns how the snapshot in `folder` is opened.
+///
+/// # Errors
+/// `Invalid` for options that do not fit it.
+pub(crate) fn options(folder: &FsFolder, reading: &Reading) -> Result<SnapshotOptions> {
+    Ok(SnapshotOptions {
         dram_budget_bytes: reading.dram_budget.0,
         engine: EngineOptions {
             choice: reading.io_engine.parse()?,
@@ -33,14 +46,9 @@ pub(crate) fn open(path: &Path, reading: &Reading) -> Result<Arc<Snapshot>> {
             ..SnapshotOptions::default().engine
         },
         backend: Backend::from_name(&reading.backend)?,
-        tiers: tiers(&folder, reading)?,
+        tiers: tiers(folder, reading)?,
         ..SnapshotOptions::default()
-    };
-    let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
-    snapshot.refresh_in_background()?;
-    snapshot.map_neighbours_in_background()?;
-    snapshot.view().ids()?;
-    Ok(snapshot)
+    })
 }
 
 fn tiers(folder: &FsFolder, reading: &Reading) -> Result<TierStackOptions> {

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
-use tierbed_serve::{Limits, ServeOptions};
+use tierbed_serve::{Follow, Limits, ServeOptions};
 
 use crate::values::{bytes, count, count_or_0, flag, limit_ms, ms, seconds, share, Size};
 
@@ -21,7 +21,8 @@ use crate::values::{bytes, count, count_or_0, flag, limit_ms, ms, seconds, share
     again. Exit codes: 0 done, 1 the work failed, 2 something is set wrongly, 3 a request did not \
     end.")]
 pub struct Options {
-    /// The snapshot's folder; `NAME=` before it is the model's name.
+    /// The snapshot's folder, or `LOCATION@CHANNEL` of versions to follow; `NAME=` before it is the
+    /// model's name.
     #[arg(value_name = "[NAME=]SNAPSHOT")]
     pub snapshot: Option<String>,
     /// A file of options in TOML: `queue-ms-max = 20`.
@@ -40,6 +41,9 @@ pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "a group, whose title stands with its type")]
     pub reading: Reading,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "a group, whose title stands with its type")]
+    pub versions: Versions,
     #[command(flatten)]
     #[expect(missing_docs, reason = "a group, whose title stands with its type")]
     pub recording: Recording,
@@ -79,6 +83,24 @@ pub struct Reading {
     /// Tables, by comma, whose approximate answers are followed by a read; all: every.
     #[arg(long, value_name = "TABLES", default_value = "")]
     pub refresh: String,
+}
+
+/// How the versions of a channel are followed.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Versions")]
+pub struct Versions {
+    /// With `LOCATION@CHANNEL`: the folder of this machine that versions come to.
+    #[arg(long, value_name = "FOLDER")]
+    pub local: Option<PathBuf>,
+    /// Time between two looks at the channel.
+    #[arg(long, value_name = "SECONDS", default_value = "2s", value_parser = seconds)]
+    pub poll: f64,
+    /// Most bytes per second that are fetched; by default a fifth of what the disk takes.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub sync_bandwidth: Option<Size>,
+    /// Part of the memory for rows that a new snapshot has until it answers alone.
+    #[arg(long, value_name = "SHARE", default_value_t = Follow::SWAP_SHARE, value_parser = share)]
+    pub swap_share: f64,
 }
 
 /// What is recorded of the queries.

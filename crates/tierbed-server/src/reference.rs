@@ -36,9 +36,13 @@ pub(crate) fn effective(matches: &ArgMatches) -> String {
 
 fn written(arg: &Arg, words: &[String]) -> String {
     let is_list = matches!(arg.get_action(), clap::ArgAction::Append);
-    let is_bare = NUMBERS.contains(&unit(arg).as_str()) || unit(arg) == "true|false";
+    let is_number = NUMBERS.contains(&unit(arg).as_str());
+    let is_bare = |word: &str| match is_number {
+        true => word.parse::<f64>().is_ok(),
+        false => unit(arg) == "true|false",
+    };
     // TOML's basic strings escape as JSON's do.
-    let texts = words.iter().map(|word| match is_bare {
+    let texts = words.iter().map(|word| match is_bare(word) {
         true => word.clone(),
         false => serde_json::Value::from(word.as_str()).to_string(),
     });
@@ -87,7 +91,7 @@ torch for predictions.
 | unit | is |
 |---|---|
 | `SIZE` | bytes: `16MiB`, `4GB`, `512k`; `KiB` and letters count in 1024s, `KB` in 1000s |
-| `MS`, `SECONDS` | time; limits are 1 ms to a day |
+| `MS`, `SECONDS` | time; limits are 1 ms to a day; seconds also as `2s`, `500ms` |
 | `COUNT` | a whole number, 1 or more |
 | `SHARE` | a number above 0, up to 1 |
 | `ADDRESS` | `host:port`; port 0 picks a free one |

@@ -1,17 +1,21 @@
 //! A server from its start to its end, by signals.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
-use tierbed_serve::{LogLevel, LogOptions, ServeOptions, Server, TlsFiles};
+use tierbed_serve::{
+    Follow, Following, LogLevel, LogOptions, Opener, ServeOptions, Server, TlsFiles,
+};
+use tierbed_snapshot::Snapshot;
 
 use crate::manager::Manager;
 use crate::opening;
-use crate::options::Options;
+use crate::options::{Options, Versions};
 use crate::values::words;
 
 /// Time between two looks for signals.
@@ -36,17 +40,20 @@ pub(crate) enum Ended {
 /// Those of opening the snapshot and of starting the server.
 pub(crate) fn serve(options: &Options) -> Result<Ended> {
     let manager = Manager::find()?;
-    let (model_name, folder) = place(options)?;
+    let (model_name, place) = place(options)?;
     let serving = serving(options, model_name)?;
-    let snapshot = opening::open(&folder, &options.reading)?;
-    opening::record(&snapshot, &options.recording)?;
+    let source = source(&place, options)?;
+    let snapshot = source.snapshot();
     if snapshot.attachment_names().iter().any(|name| name == DENSE) {
         eprintln!("the snapshot has a model: this server answers lookups, tierbed serve both");
     }
     // Before this a signal ends the process at once: nobody was answered.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|cause| Error::os("cannot wait for signals", cause))?;
-    let server = Server::start(&serving, snapshot, None)?;
+    let server = match source {
+        Source::Folder(snapshot) => Server::start(&serving, snapshot, None)?,
+        Source::Channel(following) => Server::follow(&serving, *following, None)?,
+    };
     let tls = if serving.tls.is_some() { "s" } else { "" };
     let grpc = server.grpc_address().map(|address| format!(" and grpc{tls}://{address}"));
     let grpc = grpc.unwrap_or_default();
@@ -97,15 +104,62 @@ fn until_told(server: &Server, signals: &mut Signals, manager: &Manager, drain_s
     true
 }
 
-/// Returns the model's name and the snapshot's folder.
-fn place(options: &Options) -> Result<(String, PathBuf)> {
+/// Where rows come from.
+enum Source {
+    Folder(Arc<Snapshot>),
+    Channel(Box<Following>),
+}
+
+impl Source {
+    fn snapshot(&self) -> &Arc<Snapshot> {
+        match self {
+            Self::Folder(snapshot) => snapshot,
+            Self::Channel(following) => following.snapshot(),
+        }
+    }
+}
+
+/// Opens what a place names: a folder, or the channel of a location.
+fn source(place: &str, options: &Options) -> Result<Source> {
+    let Versions { local, poll, sync_bandwidth, swap_share } = &options.versions;
+    let Some(local) = local else {
+        if place.contains('@') && !Path::new(place).exists() {
+            return Err(Error::invalid("the versions of a channel need a folder of this machine")
+                .with("found", place)
+                .with("remedy", "add --local FOLDER; each server has its own"));
+        }
+        let snapshot = opening::open(Path::new(place), &options.reading)?;
+        opening::record(&snapshot, &options.recording)?;
+        return Ok(Source::Folder(snapshot));
+    };
+    if options.recording.record.is_some() {
+        return Err(Error::invalid("queries of a channel that is followed cannot be recorded")
+            .with("remedy", "record at a server of one version: its folder, without --local"));
+    }
+    let follow = Follow {
+        poll: Duration::from_secs_f64(*poll),
+        sync_bytes_per_s: sync_bandwidth.map(|size| size.0),
+        swap_share: *swap_share,
+        ..Follow::parse(place, local.clone())?
+    };
+    let reading = options.reading.clone();
+    let opener = Opener::new(move |folder| opening::options(folder, &reading));
+    let following = Following::begin(follow, opener)?;
+    if let Some(error) = following.behind() {
+        eprintln!("tierbed-server: version {} answers: {error}", following.version());
+    }
+    Ok(Source::Channel(Box::new(following)))
+}
+
+/// Returns the model's name and the place of what is served.
+fn place(options: &Options) -> Result<(String, String)> {
     let Some(given) = &options.snapshot else {
         return Err(Error::invalid("no snapshot is named")
             .with("remedy", "give the folder that publish wrote: tierbed-server /data/snapshot"));
     };
     let named = given.split_once('=').filter(|(name, _)| !name.contains('/'));
     let Some((name, folder)) = named else {
-        return Ok((options.serving.model_name.clone(), PathBuf::from(given)));
+        return Ok((options.serving.model_name.clone(), given.clone()));
     };
     let is_default = options.serving.model_name == ServeOptions::default().model_name;
     if !is_default && options.serving.model_name != name {
@@ -113,7 +167,7 @@ fn place(options: &Options) -> Result<(String, PathBuf)> {
             .with("found", format_args!("{name}, {}", options.serving.model_name))
             .with("remedy", "leave out one of NAME= and --model-name"));
     }
-    Ok((name.to_owned(), Path::new(folder).to_owned()))
+    Ok((name.to_owned(), folder.to_owned()))
 }
 
 fn serving(options: &Options, model_name: String) -> Result<ServeOptions> {

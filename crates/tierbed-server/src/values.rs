@@ -94,9 +94,14 @@ pub(crate) fn ms(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "write whole milliseconds, 0 or more".to_owned())
 }
 
-/// Reads seconds, at most a day of them.
+/// Reads seconds, at most a day of them: `2`, `2s`, `500ms`.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|s: &f64| (0.0..=86_400.0).contains(s));
+    let number = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(ms), _) => ms.parse().ok().map(|ms: f64| ms / 1e3),
+        (None, Some(s)) => s.parse().ok(),
+        (None, None) => text.parse().ok(),
+    };
+    let number = number.filter(|s: &f64| (0.0..=86_400.0).contains(s));
     number.ok_or_else(|| "write seconds, 0 to 86400".to_owned())
 }
 
@@ -167,6 +172,9 @@ mod tests {
         assert!(limit_ms("0").is_err() && limit_ms("86400001").is_err());
         assert_eq!(limit_ms("86400000"), Ok(86_400_000));
         assert!(seconds("-1").is_err() && seconds("nan").is_err() && seconds("inf").is_err());
+        let read = ["2", "2s", "500ms", "0.25s"].map(|text| seconds(text).unwrap());
+        assert_eq!(read, [2.0, 2.0, 0.5, 0.25]);
+        assert!(seconds("2h").is_err() && seconds("s").is_err() && seconds("-1ms").is_err());
         assert!(share("0").is_err() && share("1.1").is_err() && share("nan").is_err());
         assert_eq!(share("1"), Ok(1.0));
         assert!(bytes("0").is_err());

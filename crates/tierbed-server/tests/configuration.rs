@@ -56,6 +56,7 @@ const JUDGED: [(&str, &str, &str); 17] = [
     ("tls-key", "absent", "remedy: give tls_cert and tls_key together"),
     ("tls-client-ca", "absent", "remedy: give tls_cert and tls_key together"),
     ("tls-client-names", "a", "remedy: give tls_client_ca with tls_client_names"),
+    ("local", "/proc/none", "/proc/none"),
     ("deltas", "absent", "absent"),
     ("model-name", "a/b", "a/b"),
     ("config", "absent", "remedy: name a file that the server may read"),

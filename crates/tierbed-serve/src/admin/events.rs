@@ -32,7 +32,7 @@ const EVENTS: &str = "text/event-stream";
 pub(super) async fn tell(admin: Arc<Admin>, events: watch::Sender<Bytes>) {
     let mut stopping = admin.service.stopping.clone();
     loop {
-        let stats = admin.service.snapshot.stats();
+        let stats = admin.service.snapshot().stats();
         let sample = Sample::of(&admin.service, &stats);
         admin.window().push(sample);
         if admin.watchers.available_permits() < super::WATCHERS_MAX {

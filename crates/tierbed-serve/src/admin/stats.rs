@@ -119,7 +119,8 @@ impl Stats {
     /// Looks at everything. Costs some tens of microseconds, and no request waits for it.
     pub(super) fn of(admin: &Admin) -> Self {
         let service = &*admin.service;
-        let stats = service.snapshot.stats();
+        let snapshot = service.snapshot();
+        let stats = snapshot.stats();
         let now = Sample::of(service, &stats);
         let recent = admin.window().recent(&now);
         let Found { request_count, wait_us } = service.executor.queue();
@@ -154,7 +155,7 @@ impl Stats {
                 read_bytes: stats.io.read_bytes,
             },
             memory: memory(service),
-            faults: service.faults.recent(&service.snapshot),
+            faults: service.faults.recent(&snapshot),
         }
     }
 }
@@ -165,7 +166,7 @@ fn answering(service: &Service, stats: &SnapshotStats, active_s: f64) -> Answeri
         number: now.number,
         identity: now.identity.clone(),
         active_s,
-        written_timestamp_s: written_s(&service.snapshot),
+        written_timestamp_s: written_s(&service.snapshot()),
         deltas: now.delta_count,
         delta_rows: now.delta_rows,
         deltas_applied: metrics.deltas_applied.get(),
@@ -175,7 +176,7 @@ fn answering(service: &Service, stats: &SnapshotStats, active_s: f64) -> Answeri
 }
 
 fn memory(service: &Service) -> Memory {
-    let budget = service.snapshot.budget_report();
+    let budget = service.snapshot().budget_report();
     let parts = budget.parts.iter().filter(|(_, part)| part.used_bytes > 0);
     Memory {
         process_bytes: resident_bytes(),

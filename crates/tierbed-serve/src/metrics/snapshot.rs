@@ -7,18 +7,22 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
 use tierbed_snapshot::manifest::MANIFEST_NAME;
 use tierbed_snapshot::{Snapshot, SnapshotStats};
+
+use crate::answering::Answering;
 
 /// Reads the snapshot's own counters when asked.
 #[derive(Debug)]
 pub(super) struct SnapshotCollector {
-    snapshot: Arc<Snapshot>,
+    answering: Arc<Answering>,
+    name: String,
 }
 
 impl SnapshotCollector {
-    pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
-        Self { snapshot }
+    pub(super) fn new(answering: Arc<Answering>, name: String) -> Self {
+        Self { answering, name }
     }
 }
 
@@ -32,7 +36,12 @@ pub(crate) fn written_s(snapshot: &Snapshot) -> Option<f64> {
 
 impl Collector for SnapshotCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::result::Result<(), std::fmt::Error> {
-        let stats = self.snapshot.stats();
+        let snapshot = self.answering.snapshot();
+        let stats = snapshot.stats();
+        let identity = snapshot.identity().map_err(|_| std::fmt::Error)?;
+        let about = Info::new(vec![("name", self.name.clone()), ("identity", identity)]);
+        let (help, kind) = ("What is served", about.metric_type());
+        about.encode(encoder.encode_descriptor("snapshot", help, None, kind)?)?;
         let counters = counters(&stats);
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value);
@@ -43,7 +52,7 @@ impl Collector for SnapshotCollector {
                 counter.metric_type(),
             )?)?;
         }
-        let budget = self.snapshot.budget_report();
+        let budget = snapshot.budget_report();
         let gauges = [
             ("cache_rows", "Rows in the row cache", stats.cache_rows),
             ("cache_used_bytes", "Bytes of the row cache in use", stats.cache_used_bytes),
@@ -58,7 +67,7 @@ impl Collector for SnapshotCollector {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
-        if let Some(written_s) = written_s(&self.snapshot) {
+        if let Some(written_s) = written_s(&snapshot) {
             let gauge = ConstGauge::new(written_s);
             let help = "When the snapshot, or its newest delta, was written, as its folder says";
             let name = "snapshot_written_timestamp_seconds";

@@ -47,15 +47,20 @@ pub(super) async fn describe(State(service): Shared) -> Response {
 /// The status is 200 also while degraded: most answers are still right, and a process that is
 /// restarted for it would find the same pages.
 pub(super) async fn health(State(service): Shared) -> Response {
-    let manifest = service.snapshot.manifest();
+    let snapshot = service.snapshot();
+    let manifest = snapshot.manifest();
+    let generation = snapshot.generation();
     let uptime_us = service.clock.now_us().saturating_sub(service.start_us);
-    let reasons = service.faults.recent(&service.snapshot);
+    let reasons = service.faults.recent(&snapshot);
     let body = json!({
         "status": if reasons.is_empty() { "ok" } else { "degraded" },
         "reasons": reasons,
         "snapshot": service.snapshot_name,
-        "identity": service.snapshot.generation().identity,
-        "generation": service.snapshot.generation().number,
+        "identity": generation.identity,
+        "generation": generation.number,
+        "version": service.answering.version(),
+        "freshness_s": service.answering.freshness_s(),
+        "sync_lag_s": service.answering.lag_s(),
         "tables": manifest.tables.len(),
         "rows": manifest.row_count,
         "uptime_s": uptime_us as f64 / 1e6,

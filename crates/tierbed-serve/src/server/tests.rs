@@ -23,6 +23,7 @@ mod admin;
 mod admission;
 mod batches;
 mod deltas;
+mod follow;
 mod grpc;
 mod inline;
 mod limits;
@@ -334,7 +335,8 @@ fn health_and_metrics_count_what_happened() {
     let identity = health["identity"].as_str().unwrap();
     assert_eq!(identity.len(), 24, "{identity}");
     let expected = json!({"status": "ok", "reasons": [], "snapshot": "day-1",
-        "identity": identity, "generation": 0, "tables": 2, "rows": 600, "uptime_s": 2.5});
+        "identity": identity, "generation": 0, "tables": 2, "rows": 600, "uptime_s": 2.5,
+        "version": null, "freshness_s": null, "sync_lag_s": null});
     assert_eq!(health, expected);
     let body = json!({"features": {"user": {"values": [1, 2, 2], "offsets": [0, 3]}}});
     assert_eq!(post_json(&server, &body).status, 200);

@@ -63,8 +63,8 @@ const CRATES: [Crate; 22] = [
         &["core", "io", "kernels", "store", "lsm", "vocab", "snapshot"],
         &["compare", "sim"],
     ),
-    row("tierbed-serve", &["core", "io", "snapshot"], &["sim"]),
-    row("tierbed-server", &["core", "io", "kernels", "snapshot", "serve"], &[]),
+    row("tierbed-serve", &["core", "io", "remote", "snapshot"], &["sim"]),
+    row("tierbed-server", &["core", "io", "kernels", "snapshot", "serve"], &["remote"]),
     row(
         "tierbed-bench",
         &[

@@ -148,5 +148,5 @@ fn no_work_is_done_for_a_client_that_has_left() {
     drop(answer);
     run(&service, vec![job]);
     assert_eq!(service.places.available_permits(), service.limits.requests_max);
-    assert!(service.faults.recent(&service.snapshot).is_empty());
+    assert!(service.faults.recent(&service.snapshot()).is_empty());
 }

@@ -95,7 +95,7 @@ pub(super) fn asked_rows(server: &Server) -> Vec<f64> {
 const JSON: &str = "application/json";
 
 /// Ends the loops of other threads, where a test fails, too.
-struct Stopping<'a>(&'a AtomicBool);
+pub(super) struct Stopping<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Stopping<'_> {
     fn drop(&mut self) {
