@@ -49,6 +49,7 @@ from tierbed.placement import Placement, QueryLog, place
 from tierbed.serve import (
     CacheOptions,
     CacheTier,
+    Follow,
     Neighbours,
     NeighbourTier,
     Snapshot,
@@ -98,6 +99,7 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "Follow",
     "FrequencyAdmissionStrategy",
     "InvalidError",
     "IoError",

@@ -16,6 +16,7 @@ from tierbed._native_options import (
     GeneratorOptions,
     Hyper,
     LogPosition,
+    NativeFollowing,
     ReaderOptions,
     RecordOptions,
     SnapshotOptions,
@@ -41,6 +42,7 @@ __all__ = [
     "NativeExchange",
     "NativeExchangeBench",
     "NativeExchangePlan",
+    "NativeFollowing",
     "NativeHeap",
     "NativePlacement",
     "NativeQueryLog",
@@ -405,9 +407,7 @@ class NativeSnapshot:
         cls, path: str, options: SnapshotOptions, resident: list[NativeResident],
         tier_budget: NativeTierBudget | None,
     ) -> Self: ...
-    def identity(self) -> str:
-        """What tells this snapshot from every other."""
-
+    def identity(self) -> str: ...
     def schema(self) -> dict[str, Any]:
         """``tables``, as given to :meth:`NativeStore.add_table`, in id order."""
 
@@ -428,8 +428,7 @@ class NativeSnapshot:
         """Writes what stands for rows of tables, ``[row_count, 2]`` i64: table and row, or -1s."""
 
     def verify(self) -> int: ...
-    def record(self, options: RecordOptions) -> None:
-        """Records what is looked up from now on."""
+    def record(self, options: RecordOptions) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 

@@ -1,8 +1,14 @@
-"""Options of the native module, as dicts with these keys. A stub: there is no such module."""
+"""Options of the native module, as dicts with these keys. A stub: there is no such module.
+
+What :mod:`tierbed._native` has no room for is here, too.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, final
 
+from typing_extensions import Self
+
+from tierbed._native import NativeServer, NativeSnapshot, NativeTierBudget
 from tierbed.config.words import (
     Backend,
     Durability,
@@ -13,12 +19,16 @@ from tierbed.config.words import (
     SnapshotBackend,
 )
 from tierbed.serve.cache import CachePart
+from tierbed.serve.models import Scorer
+from tierbed.serve.server import ServeOptions
 
 __all__ = [
     "ExchangePlan",
+    "FollowOptions",
     "GeneratorOptions",
     "Hyper",
     "LogPosition",
+    "NativeFollowing",
     "ReaderOptions",
     "RecordOptions",
     "RecordedGroup",
@@ -45,6 +55,35 @@ class SnapshotOptions(TypedDict):
     refresh: list[str] | None
     tier_floor_bytes: int | None
 
+
+class FollowOptions(TypedDict):
+    """What to follow; without ``sync_bytes_per_s`` at a part of what the disk takes."""
+
+    location: str
+    channel: str
+    local: str
+    poll_s: float
+    sync_bytes_per_s: int | None
+    swap_share: float
+
+
+@final
+class NativeFollowing:
+    """A channel whose version is open, until a server takes it."""
+
+    def __new__(
+        cls, follow: FollowOptions, options: SnapshotOptions, tier_budget: NativeTierBudget | None
+    ) -> Self: ...
+    def snapshot(self) -> NativeSnapshot:
+        """The snapshot that answers first; to be closed before the server follows."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def behind(self) -> str | None:
+        """Why that is not where the channel is, if it could not be pulled."""
+
+    def serve(self, address: str, model: Scorer | None, options: ServeOptions) -> NativeServer: ...
 
 class RecordedGroup(TypedDict):
     """Tables that are recorded together, and where."""

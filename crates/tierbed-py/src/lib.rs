@@ -12,6 +12,7 @@ mod ending;
 mod errors;
 mod exchange;
 mod folders;
+mod following;
 mod neighbours;
 mod offsets;
 mod opened;
@@ -45,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
     module.add_class::<server::NativeServer>()?;
+    module.add_class::<following::NativeFollowing>()?;
     module.add_class::<codec::NativeCodec>()?;
     module.add_class::<resident::NativeResident>()?;
     module.add_class::<tier_budget::NativeTierBudget>()?;

@@ -24,7 +24,7 @@ pub(crate) struct NativeServer {
 
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct GivenOptions {
+pub(crate) struct GivenOptions {
     grpc_address: Option<String>,
     admin_address: Option<String>,
     tokens: Option<PathBuf>,
@@ -77,6 +77,25 @@ impl GivenOptions {
     }
 }
 
+impl NativeServer {
+    /// Makes one by `start`, with a model of Python.
+    pub(crate) fn begin(
+        py: Python<'_>,
+        address: &str,
+        model: Option<Py<PyAny>>,
+        options: GivenOptions,
+        start: impl FnOnce(&ServeOptions, Option<Arc<dyn Predictor>>) -> Result<Server> + Send,
+    ) -> PyResult<Self> {
+        let predictor = model
+            .map(|model| PythonPredictor::new(py, model))
+            .transpose()?
+            .map(|predictor| Arc::new(predictor) as Arc<dyn Predictor>);
+        let server = run(py, || start(&GivenOptions::options(options, address)?, predictor))?;
+        let remedy = "start another one in the process that shall answer";
+        Ok(Self { server: Owned::new(server, "the server", remedy) })
+    }
+}
+
 #[pymethods]
 impl NativeServer {
     #[new]
@@ -88,16 +107,9 @@ impl NativeServer {
         options: Plain<GivenOptions>,
     ) -> PyResult<Self> {
         let handle = snapshot.get();
-        let predictor = model
-            .map(|model| PythonPredictor::new(snapshot.py(), model))
-            .transpose()?
-            .map(|predictor| Arc::new(predictor) as Arc<dyn Predictor>);
-        let server = run(snapshot.py(), || {
-            let options = GivenOptions::options(options.0, address)?;
-            Server::start(&options, handle.shared()?, predictor)
-        })?;
-        let remedy = "start another one in the process that shall answer";
-        Ok(Self { server: Owned::new(server, "the server", remedy) })
+        Self::begin(snapshot.py(), address, model, options.0, |options, predictor| {
+            Server::start(options, handle.shared()?, predictor)
+        })
     }
 
     /// The limits of a server that is told none.

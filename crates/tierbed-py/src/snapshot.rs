@@ -32,7 +32,7 @@ pub(crate) struct NativeSnapshot {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GivenOptions {
+pub(crate) struct GivenOptions {
     dram_budget_bytes: u64,
     io_engine: String,
     queue_depth: u32,
@@ -97,6 +97,22 @@ impl GivenOptions {
         })
     }
 
+    /// Returns how the snapshot in `folder` is opened.
+    pub(crate) fn of_folder(
+        &self,
+        folder: &FsFolder,
+        name: &str,
+        resident: Vec<Arc<ResidentTable>>,
+        budget: Option<Arc<TierBudget>>,
+    ) -> Result<SnapshotOptions> {
+        let shared = budget.map(|budget| SharedTiers {
+            budget,
+            name: name.to_owned(),
+            floor_bytes: self.tier_floor_bytes,
+        });
+        self.options(self.tiers(folder, resident, shared)?)
+    }
+
     /// Puts together what the tiers are made of.
     fn tiers(
         &self,
@@ -125,14 +141,8 @@ fn open(
     resident: Vec<Arc<ResidentTable>>,
     budget: Option<Arc<TierBudget>>,
 ) -> Result<Arc<Snapshot>> {
-    let shared = budget.map(|budget| SharedTiers {
-        budget,
-        name: name.to_owned(),
-        floor_bytes: given.tier_floor_bytes,
-    });
     let folder = FsFolder::open(path)?;
-    let tiers = given.tiers(&folder, resident, shared)?;
-    let options = given.options(tiers)?;
+    let options = given.of_folder(&folder, name, resident, budget)?;
     let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
     snapshot.refresh_in_background()?;
     snapshot.map_neighbours_in_background()?;
@@ -140,6 +150,10 @@ fn open(
 }
 
 impl NativeSnapshot {
+    pub(crate) fn of(opened: OpenedSnapshot) -> Self {
+        Self { opened }
+    }
+
     /// Returns the snapshot, shared; lookups run side by side.
     pub(crate) fn shared(&self) -> Result<Arc<Snapshot>> {
         self.opened.shared()

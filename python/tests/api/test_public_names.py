@@ -27,6 +27,7 @@ PUBLIC = [
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "Follow",
     "FrequencyAdmissionStrategy",
     "InvalidError",
     "IoError",

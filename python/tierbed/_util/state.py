@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +22,27 @@ from torch import Tensor
 
 from tierbed.errors import InvalidError
 
-__all__ = ["DENSE", "MODEL", "model_attachments", "pack", "rng_state", "set_rng_state", "unpack"]
+__all__ = [
+    "COMMITTED",
+    "DENSE",
+    "MODEL",
+    "committed_now",
+    "model_attachments",
+    "pack",
+    "rng_state",
+    "set_rng_state",
+    "unpack",
+]
 
 DENSE = "dense.safetensors"
 MODEL = "model.json"
+#: Says when the training step of a published model committed.
+COMMITTED = "committed.json"
+
+
+def committed_now() -> bytes:
+    """Returns the attachment of a step that ended just now."""
+    return json.dumps({"committed_at_ms": time.time_ns() // 1_000_000}).encode()
 
 
 def pack(tree: Mapping[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from tierbed.config.words import IoEngine, MissMode, Pooling, SnapshotBackend
 from tierbed.errors import InvalidError, IoError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.serve.cache import CacheOptions
+from tierbed.serve.follow import Follow
 from tierbed.serve.server import Limits, ServeOptions, Server
 from tierbed.serve.snapshot import Snapshot
 
@@ -58,16 +60,18 @@ class Reading:
     misses: MissMode = "read"
     refresh: tuple[str, ...] = ()
 
+    def tiers(self) -> CacheOptions:
+        """Returns what the cache is made of."""
+        refresh = self.refresh == ("all",) or self.refresh
+        return CacheOptions(tiers=self.cache, neighbours=self.neighbours, refresh=refresh or False)
+
     def open(self, folder: Path) -> Snapshot:
         """Opens the snapshot in ``folder``."""
-        refresh = self.refresh == ("all",) or self.refresh
         return Snapshot.open(
             folder,
             dram_budget=self.dram_budget,
             backend=self.backend,
-            cache=CacheOptions(
-                tiers=self.cache, neighbours=self.neighbours, refresh=refresh or False
-            ),
+            cache=self.tiers(),
             resident=self.resident,
             misses=self.misses,
             io=IoOptions(engine=self.io_engine),
@@ -103,6 +107,66 @@ class Recording:
             print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Followed:
+    """How the versions of a channel are followed.
+
+    Args:
+        local: With LOCATION@CHANNEL: the folder of this machine that versions come to.
+        poll: Time between two looks at the channel.
+        sync_bandwidth: Most bytes per second that are fetched; by default a fifth of what the disk
+            takes.
+        swap_share: Part of the memory for rows that a new snapshot has until it answers alone.
+    """
+
+    local: Path | None = None
+    poll: str = "2s"
+    sync_bandwidth: str | None = None
+    swap_share: float = 0.1
+
+    def follow(self, place: str, reading: Reading, recording: Recording) -> Follow | None:
+        """Returns what to follow; None where ``place`` is a folder."""
+        if self.local is None:
+            if "@" in place and not Path(place).exists():
+                raise InvalidError(
+                    f"the versions of a channel need a folder of this machine: {place}; add "
+                    "--local FOLDER, each server has its own"
+                )
+            return None
+        if recording.record is not None or reading.resident is not None:
+            raise InvalidError(
+                "a channel that is followed takes no --record and no --resident; give them to a "
+                "server of one version: its folder, without --local"
+            )
+        location, _, channel = place.rpartition("@")
+        return Follow(
+            location or place,
+            local=self.local,
+            channel=channel if location else "stable",
+            poll=self.poll,
+            sync_bandwidth=self.sync_bandwidth,
+            swap_share=self.swap_share,
+            dram_budget=reading.dram_budget,
+            backend=reading.backend,
+            cache=reading.tiers(),
+            misses=reading.misses,
+            io=IoOptions(engine=reading.io_engine),
+        )
+
+
+def _place(given: str, how: ServeOptions) -> tuple[str, ServeOptions]:
+    """Splits ``NAME=`` off a place; it is the model's name."""
+    name, _, place = given.partition("=")
+    if not place or "/" in name:
+        return given, how
+    if how.model_name not in (ServeOptions().model_name, name):
+        raise InvalidError(
+            f"the model has two names: {name}, {how.model_name}; leave out one of NAME= and "
+            "--model-name"
+        )
+    return place, replace(how, model_name=name)
+
+
 class _Signals:
     """Signals to a server.
 
@@ -129,13 +193,21 @@ class _Signals:
 
 
 def serve(
-    snapshot: Annotated[Path, typer.Argument(help="The snapshot's folder.")],
+    snapshot: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME=]SNAPSHOT",
+            help="The snapshot's folder, or LOCATION@CHANNEL of versions to follow; NAME= before "
+            "it is the model's name.",
+        ),
+    ],
     *,
     address: Annotated[
         str, typer.Option("--address", help="host:port; port 0 picks a free one.")
     ] = "127.0.0.1:8080",
     threads: Threads = 1,
     reading: Annotated[Reading, Fields(title="Rows")],
+    versions: Annotated[Followed, Fields(title="Versions")],
     recording: Annotated[Recording, Fields(title="Recording")],
     limits: Annotated[Limits, Fields(title="Limits", skip=("degraded_ms",))],
     how: Annotated[
@@ -159,11 +231,15 @@ def serve(
     """Answer lookups and predictions over HTTP until interrupted."""
     torch.set_num_threads(threads)
     signals = _Signals()
-    with (
-        reading.open(snapshot) as opened,
-        Server(opened, address, options=replace(how, limits=limits)) as server,
-    ):
-        recording.begin(opened)
+    place, how = _place(snapshot, replace(how, limits=limits))
+    with ExitStack() as stack:
+        follow = versions.follow(place, reading, recording)
+        opened = None if follow else stack.enter_context(reading.open(Path(place)))
+        served = follow or opened
+        assert served is not None, "one of both"
+        server = stack.enter_context(Server(served, address, options=how))
+        if opened is not None:
+            recording.begin(opened)
         answers = "lookups and predictions" if server.predicts else "lookups"
         tls = "s" if how.tls_cert else ""
         beside = f" and grpc{tls}://{server.grpc_address}" if server.grpc_address else ""

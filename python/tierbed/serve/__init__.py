@@ -11,6 +11,7 @@ from tierbed.serve.cache import (
     TierPlan,
     TierTable,
 )
+from tierbed.serve.follow import Follow
 from tierbed.serve.neighbours import Neighbours, find_neighbours
 from tierbed.serve.resident import plan_tiers
 from tierbed.serve.snapshot import Snapshot
@@ -28,6 +29,7 @@ else:
 __all__ = [
     "CacheOptions",
     "CacheTier",
+    "Follow",
     "Limits",
     "ModelFeature",
     "NeighbourTier",

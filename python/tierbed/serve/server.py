@@ -15,6 +15,7 @@ from torch import nn
 from tierbed._native import NativeServer
 from tierbed.config.words import LogLevel, NotNegative, Positive
 from tierbed.results import Generation
+from tierbed.serve.follow import Follow
 from tierbed.serve.models import Scorer, ServedModel, load_model
 from tierbed.serve.snapshot import Snapshot
 
@@ -115,11 +116,20 @@ class ServeOptions:
     slow_ms: NotNegative = 1_000
 
 
+def _scorer(model: nn.Module | ServedModel | None, snapshot: Snapshot) -> Scorer | None:
+    """Returns what asks ``model``, or the one that was published, if any."""
+    if model is None:
+        model = load_model(snapshot)
+    if isinstance(model, nn.Module):
+        model = ServedModel(model)
+    return None if model is None else Scorer(model, snapshot)
+
+
 class Server:
     """A running server. Also a context manager.
 
     Args:
-        snapshot: What to serve; keep it open.
+        snapshot: What to serve; keep it open. Or a :class:`Follow`, whose newest version answers.
         address: ``"host:port"``; port 0 picks a free one.
         with_model: Answer predictions too, when there is a model.
         model: The model to ask: a module with a ``head``, perhaps as a :class:`ServedModel`. By
@@ -145,20 +155,23 @@ class Server:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: Snapshot | Follow,
         address: str = "127.0.0.1:8080",
         *,
         with_model: bool = True,
         model: nn.Module | ServedModel | None = None,
         options: ServeOptions | None = None,
     ) -> None:
-        if with_model and model is None:
-            model = load_model(snapshot)
-        if isinstance(model, nn.Module):
-            model = ServedModel(model)
-        self._scorer = Scorer(model, snapshot) if with_model and model is not None else None
         given = options or ServeOptions()
-        self._native = NativeServer(snapshot.native, address, self._scorer, given)
+        if isinstance(snapshot, Snapshot):
+            self._scorer = _scorer(model, snapshot) if with_model else None
+            self._native = NativeServer(snapshot.native, address, self._scorer, given)
+            return
+        following = snapshot.begin()
+        # Closed before the server has it: a version leaves memory when the next one answers.
+        with Snapshot(following.snapshot(), os.fspath(snapshot.local)) as first:
+            self._scorer = _scorer(model, first) if with_model else None
+        self._native = following.serve(address, self._scorer, given)
 
     @property
     def address(self) -> str:
@@ -205,6 +218,7 @@ class Server:
         Raises:
             InvalidError: It was made against something else, does not fit, or is the ninth.
             CorruptionError: It is not what was written.
+                A server that follows a channel applies what is pushed there.
             ClosedError: The server has stopped. All is answered as before, whatever was raised.
         """
         return Generation(**self._native.apply(os.fspath(delta)))

@@ -81,6 +81,39 @@ def _refreshed(refresh: bool | Sequence[str]) -> list[str] | None:
     return list(refresh)
 
 
+def snapshot_options(
+    *,
+    dram_budget: int | str,
+    backend: SnapshotBackend,
+    tiers: CacheOptions,
+    misses: MissMode,
+    readers: int | None,
+    io: IoOptions,
+) -> SnapshotOptions:
+    """Returns the arguments of :meth:`Snapshot.open` as the engine takes them.
+
+    Raises:
+        InvalidError: Options that do not fit each other.
+    """
+    if readers is not None and readers < 1:
+        raise InvalidError(f"readers must be at least 1, not {readers}")
+    if tiers.floor is not None and tiers.budget is None:
+        raise InvalidError("floor is a part of a shared budget; give that too")
+    return {
+        "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
+        "backend": backend,
+        "io_engine": io.engine,
+        "queue_depth": io.queue_depth,
+        "reader_count": readers,
+        "cache_bytes_max": parse_limit(tiers.bytes_max, "bytes_max"),
+        "tiers": cache_parts(tiers.tiers),
+        "neighbours": None if tiers.neighbours is None else os.fspath(tiers.neighbours),
+        "misses": misses,
+        "refresh": _refreshed(tiers.refresh),
+        "tier_floor_bytes": parse_limit(tiers.floor, "floor"),
+    }
+
+
 class Snapshot:
     """A published snapshot. Made by :meth:`open`; also a context manager.
 
@@ -150,23 +183,14 @@ class Snapshot:
         """
         tiers = cache if isinstance(cache, CacheOptions) else CacheOptions(tiers=cache)
         io = io or IoOptions()
-        if readers is not None and readers < 1:
-            raise InvalidError(f"readers must be at least 1, not {readers}")
-        if tiers.floor is not None and tiers.budget is None:
-            raise InvalidError("floor is a part of a shared budget; give that too")
-        options: SnapshotOptions = {
-            "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
-            "backend": backend,
-            "io_engine": io.engine,
-            "queue_depth": io.queue_depth,
-            "reader_count": readers,
-            "cache_bytes_max": parse_limit(tiers.bytes_max, "bytes_max"),
-            "tiers": cache_parts(tiers.tiers),
-            "neighbours": None if tiers.neighbours is None else os.fspath(tiers.neighbours),
-            "misses": misses,
-            "refresh": _refreshed(tiers.refresh),
-            "tier_floor_bytes": parse_limit(tiers.floor, "floor"),
-        }
+        options = snapshot_options(
+            dram_budget=dram_budget,
+            backend=backend,
+            tiers=tiers,
+            misses=misses,
+            readers=readers,
+            io=io,
+        )
         folder = os.fspath(path)
         near = tiers.neighbours
         given = {

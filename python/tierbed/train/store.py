@@ -565,6 +565,8 @@ class Store(StoreRows):
     ) -> SnapshotReport:
         """Writes the newest version of every written row into a serving snapshot.
 
+        It says when it was begun: servers tell by that how fresh their answers are.
+
         Args:
             path: A new folder.
             model: Its dense parameters go along, and its ``config()`` where it has one, so that
@@ -586,6 +588,7 @@ class Store(StoreRows):
             progress: Called with (rows done, rows in all).
         """
         parts = dict(attachments or {})
+        parts.setdefault(state.COMMITTED, state.committed_now())
         if model is not None:
             parts.update(state.model_attachments(model))
         tables = self.tables()
