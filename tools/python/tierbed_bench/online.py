@@ -1,7 +1,8 @@
 """Online learning end to end: a trainer on a drifting stream, servers that follow, a client.
 
-The trainer publishes a delta every few seconds. Two servers follow the deltas, a third stays at
-the first snapshot. The client asks all three about the newest samples, which no model has seen.
+The trainer publishes a version every few seconds. Two servers follow its channel, a third one that
+stays at the first version. The client asks all three about the newest samples, which no model has
+seen.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from tierbed.config.words import ModelKind, Range
 from tierbed.errors import TierbedError
 from tierbed_bench.online_report import Answer, Asked, Published, report
 from tierbed_bench.online_stream import BLOCK, Stream
-from tierbed_bench.online_trainer import PROBE, TrainerOptions, batch_request, trainer_command
+from tierbed_bench.online_trainer import (
+    FIRST,
+    NEWEST,
+    PROBE,
+    TrainerOptions,
+    batch_request,
+    trainer_command,
+)
 
 __all__ = ["OnlineOptions", "run_online"]
 
@@ -38,11 +46,11 @@ class OnlineOptions:
     """What to show.
 
     Args:
-        out: Folder of store, snapshot, deltas and report.
+        out: Folder of store, versions, servers and report.
         seconds: How long the servers are asked.
         publish_s: Seconds from one publication to the next.
         samples_per_s: Samples of the stream that come in a second.
-        first_samples: Samples trained before the first snapshot.
+        first_samples: Samples trained before the first version.
         users: Rows of the users' table.
         items: Rows of the items' table.
         item_life: Samples until an item is replaced by one that is new.
@@ -85,7 +93,7 @@ class _Trainer:
         self.published: dict[str, Published] = {}
         self.probe: dict[str, Any] | None = None
         self.behind = 0
-        self.ended = False
+        self.has_first = self.ended = False
         self.changed = threading.Condition()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
@@ -98,6 +106,8 @@ class _Trainer:
                 if "published" in line:
                     one = Published(**line)
                     self.published[one.identity] = one
+                elif "first" in line:
+                    self.has_first = True
                 elif "probe" in line:
                     self.probe = line
                 elif "behind" in line:
@@ -109,11 +119,11 @@ class _Trainer:
             self.ended = True
             self.changed.notify_all()
 
-    def wait_for_base(self) -> None:
-        """Waits for the first snapshot."""
+    def wait_for_first(self) -> None:
+        """Waits for the first version."""
         with self.changed:
-            self.changed.wait_for(lambda: self.published or self.ended)
-        if not self.published:
+            self.changed.wait_for(lambda: self.has_first or self.ended)
+        if not self.has_first:
             raise TierbedError(f"the trainer ended with code {self.process.wait()}")
 
     def go(self) -> None:
@@ -148,12 +158,12 @@ class _Online:
             item_life=options.item_life,
             seed=options.seed,
         )
-        for name in ("store", "base", "deltas"):
+        for name in ("store", "store.published", "models", *FRESH, STALE):
             shutil.rmtree(options.out / name, ignore_errors=True)
         options.out.mkdir(parents=True, exist_ok=True)
         self.trainer = _Trainer(options, self.stream)
         stack.callback(self.end_trainer)
-        self.trainer.wait_for_base()
+        self.trainer.wait_for_first()
         self.servers = [self.start(name, stack) for name in (*FRESH, STALE)]
 
     def end_trainer(self) -> None:
@@ -169,10 +179,10 @@ class _Online:
     def start(self, name: str, stack: ExitStack) -> _Server:
         """Starts a server in a process of its own."""
         out = self.options.out
-        words = ["serve", str(out / "base"), "--address", "127.0.0.1:0", "--drain-delay", "0"]
+        place = f"{out / 'models'}@{FIRST if name == STALE else NEWEST}"
+        words = ["serve", place, "--local", str(out / name), "--poll", "200ms"]
+        words += ["--sync-bandwidth", "1GiB", "--address", "127.0.0.1:0", "--drain-delay", "0"]
         words += ["--dram-budget", str(self.options.dram_budget_bytes)]
-        if name != STALE:
-            words += ["--deltas", str(out / "deltas")]
         print("   $ tierbed " + " ".join(words), flush=True)
         log = stack.enter_context((out / f"{name}.log").open("w"))
         command = [sys.executable, "-m", "tierbed.cli", *words]
@@ -233,7 +243,7 @@ class _Online:
         """Compares what both followers answer from the last delta with what its trainer says."""
         probe = self.trainer.probe
         assert probe is not None, "the trainer ends with a probe"
-        last = max(self.trainer.published.values(), key=lambda one: one.sample)
+        *_, last = self.trainer.published.values()
         batch = self.stream.batch(int(probe["probe"]), PROBE)
         body = json.dumps(batch_request(batch)).encode()
         error = 0.0
@@ -253,7 +263,7 @@ class _Online:
 def run_online(options: OnlineOptions) -> dict[str, Any]:
     """Runs the loop and returns its facts."""
     with ExitStack() as stack:
-        print("1. train, publish a first snapshot, start three servers", flush=True)
+        print("1. train, publish a first version, start three servers", flush=True)
         online = _Online(options, stack)
-        print("2. train on the stream, publish deltas, ask about the newest samples", flush=True)
+        print("2. train on the stream, publish versions, ask about the newest samples", flush=True)
         return online.run()

@@ -1,4 +1,4 @@
-"""The trainer of ``tierbed demo online``: a process that trains on a stream and publishes deltas.
+"""The trainer of ``tierbed demo online``: a process that trains on a stream and publishes versions.
 
 It says on standard output what it did, a JSON object a line, and ends when its standard input does.
 """
@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from tierbed import Adagrad, Store
+from tierbed import Adagrad, Publisher, Store
 from tierbed.data.batch import Batch
 from tierbed.nn import CtrModel, build_model
 from tierbed_bench.online_stream import BLOCK, Stream
 
-__all__ = ["PROBE", "TrainerOptions", "batch_request", "trainer_command"]
+__all__ = ["FIRST", "NEWEST", "PROBE", "TrainerOptions", "batch_request", "trainer_command"]
 
 PROBE = 2 * BLOCK
 TOLD_EVERY = 200
+#: The channels: of the newest version, and of the first one.
+NEWEST, FIRST = "stable", "first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +35,12 @@ class TrainerOptions:
     """What the trainer does.
 
     Args:
-        out: Folder of the store, the snapshot ``base`` and the folder ``deltas``.
+        out: Folder of the store, and of the location ``models``.
         stream: What it trains on.
         model: What is on top of the tables.
         embedding_dim: Elements of a row.
         dram_budget_bytes: Of the store.
-        first_samples: Samples trained before the first snapshot.
+        first_samples: Samples trained before the first version.
         samples_per_s: Samples of the stream that come in a second from then on.
         publish_s: Seconds from one publication to the next.
     """
@@ -94,7 +96,10 @@ class _Trainer:
         self.dense = torch.optim.Adam(self.model.parameters(), lr=0.002)
         self.sample = 0
         self.step_at_s = time.time()
-        self.deltas = 0
+        # Published by hand, so that it can be told what each version took.
+        self.publisher = Publisher(
+            self.store, self.model, self.out / "models", channel=NEWEST, delta_every="365d"
+        )
 
     def step(self) -> None:
         """Trains on the next batch."""
@@ -107,14 +112,15 @@ class _Trainer:
         self.step_at_s = time.time()
 
     def first(self) -> None:
-        """Trains until the first snapshot, and publishes it."""
+        """Trains until the first version, and publishes it."""
         steps = self.options.first_samples // BLOCK
         for number in range(steps):
             self.step()
             if number % TOLD_EVERY == 0:
                 _tell({"trained": self.sample})
-        self.publish(self.out / "base", None)
-        (self.out / "deltas").mkdir()
+        self.publish("base")
+        self.publisher.promote(FIRST)
+        _tell({"first": self.sample})
 
     def follow(self) -> None:
         """Trains on what has come, and publishes, until standard input ends."""
@@ -128,26 +134,21 @@ class _Trainer:
             else:
                 time.sleep(0.002)
             if now_s >= next_s:
-                self.publish_delta()
+                self.publish()
                 next_s = max(next_s + self.options.publish_s, time.monotonic() - begun_s)
                 _tell({"behind": begun_at + int(now_s * self.options.samples_per_s) - self.sample})
-        self.publish_delta()
+        self.publish()
         self.probe()
 
-    def publish_delta(self) -> None:
-        """Publishes what changed since the first snapshot, under a name seen when it is whole."""
-        self.deltas += 1
-        name = f"delta-{self.deltas}"
-        self.publish(self.out / "deltas" / name, self.out / "base")
-
-    def publish(self, path: Path, base: Path | None) -> None:
-        """Publishes to ``path``, and says what it took."""
-        begun_s, hidden = time.perf_counter(), path.with_name(f".{path.name}")
-        report = self.store.publish(hidden, self.model, base=base)
-        hidden.rename(path)
+    def publish(self, name: str | None = None) -> None:
+        """Publishes the next version, and says what it took."""
+        begun_s = time.perf_counter()
+        version = self.publisher.publish_now().version
+        report = self.publisher.stats().report
+        assert report is not None, "something was published"
         _tell(
             {
-                "published": path.name,
+                "published": name or f"version-{version}",
                 "identity": report.identity,
                 "sample": self.sample,
                 "committed_at_s": self.step_at_s,
@@ -179,7 +180,7 @@ def main(text: str) -> None:
     given = json.loads(text)
     options = TrainerOptions(**{**given, "stream": Stream(**given["stream"])})
     trainer = _Trainer(options)
-    with trainer.store:
+    with trainer.store, trainer.publisher:
         trainer.first()
         sys.stdin.readline()
         trainer.follow()
