@@ -31,7 +31,7 @@ fn the_reference_is_what_the_table_says() {
 fn wrong(unit: &str) -> Option<(&'static str, &'static str)> {
     match unit {
         "SIZE" => Some(("4XB", "write a size")),
-        "COUNT" => Some(("0", "write a whole number, 1 or more")),
+        "COUNT" => Some(("-1", "write a whole number, ")),
         "MS" => Some(("-1", "write whole milliseconds")),
         "SECONDS" => Some(("soon", "write seconds, 0 to 86400")),
         "SHARE" => Some(("2", "write a number above 0, up to 1")),
@@ -41,7 +41,7 @@ fn wrong(unit: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Options whose values only the server can judge: what it says of a wrong one.
-const JUDGED: [(&str, &str, &str); 17] = [
+const JUDGED: [(&str, &str, &str); 18] = [
     ("address", "nowhere", "remedy: choose a free port"),
     ("grpc-address", "nowhere", "remedy: choose a free port"),
     ("admin-address", "nowhere", "remedy: choose a free port"),
