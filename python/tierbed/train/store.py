@@ -79,6 +79,7 @@ class Store(StoreRows):
         self._optimizers: dict[int, Optimizer] = {}
         self._given: dict[int, Optimizer] = {}
         self._watch = StepWatch()
+        self._committed = state.Committed()
         self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told_order = False
         self._is_open = True
@@ -565,7 +566,7 @@ class Store(StoreRows):
     ) -> SnapshotReport:
         """Writes the newest version of every written row into a serving snapshot.
 
-        It says when it was begun: servers tell by that how fresh their answers are.
+        It says when its step was first published: servers tell by that how fresh answers are.
 
         Args:
             path: A new folder.
@@ -588,7 +589,7 @@ class Store(StoreRows):
             progress: Called with (rows done, rows in all).
         """
         parts = dict(attachments or {})
-        parts.setdefault(state.COMMITTED, state.committed_now())
+        parts.setdefault(state.COMMITTED, self._committed.at(self.stats()["steps"]))
         if model is not None:
             parts.update(state.model_attachments(model))
         tables = self.tables()
