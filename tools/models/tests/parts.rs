@@ -200,7 +200,7 @@ fn a_part_that_is_held_is_told<P: AnyParts>() {
     let parts = beside::<P>(
         |parts| parts.insert(&[0, 1], 7),
         |parts| {
-            // At the lock itself a thread is not stopped by the model: what it reads before, without
+            // The model stops no thread that is about to try a lock. What it reads before, without
             // the lock, makes orders in which the other has half written its row, and the lock.
             let mut rows = None;
             parts.visit(&[0], |tier, _| rows = Some(tier.clone()));
