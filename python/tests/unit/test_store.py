@@ -159,7 +159,7 @@ def test_publishing_keeps_rows_and_reports_progress(open_store: Any, tmp_path: P
             tmp_path / "snapshot", dram_budget="4MiB", backend=backend
         ) as snapshot:
             assert snapshot.attachment("note") == b"hello"
-            assert snapshot.attachment_names() == ["committed.json", "note"]
+            assert snapshot.attachment_names() == ["note"]
             assert snapshot.verify() > 0
             batch = random_bags({"t": 1000}, 32, seed=9)
             wanted = tb.EmbeddingBagCollection([table()], store=store)
@@ -188,9 +188,8 @@ def test_a_delta_finds_the_same_rows_by_notes_and_by_comparing(
     base = tmp_path / "base"
     assert len(store.publish(base).identity) == 24
     train(2)
-    at_once = {"committed.json": b'{"committed_at_ms": 1}'}
     for changes in ("auto", "tracked", "compared"):
-        report = store.publish(tmp_path / changes, base=base, changes=changes, attachments=at_once)
+        report = store.publish(tmp_path / changes, base=base, changes=changes)
         assert 0 < report.row_count < 1000
     wanted = _files(tmp_path / "compared")
     assert _files(tmp_path / "auto") == wanted

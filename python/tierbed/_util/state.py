@@ -26,7 +26,7 @@ __all__ = [
     "COMMITTED",
     "DENSE",
     "MODEL",
-    "Committed",
+    "committed_now",
     "model_attachments",
     "pack",
     "rng_state",
@@ -40,22 +40,9 @@ MODEL = "model.json"
 COMMITTED = "committed.json"
 
 
-class Committed:
-    """When the newest training step committed: the first time that it is asked for.
-
-    A step that is published twice has one time, so that both have the same bytes.
-    """
-
-    def __init__(self) -> None:
-        self._step = -1
-        self._attachment = b""
-
-    def at(self, step: int) -> bytes:
-        """Returns the attachment of the step of this number."""
-        if step != self._step:
-            at_ms = time.time_ns() // 1_000_000
-            self._step, self._attachment = step, json.dumps({"committed_at_ms": at_ms}).encode()
-        return self._attachment
+def committed_now() -> bytes:
+    """Returns the attachment of a training step that ended just now."""
+    return json.dumps({"committed_at_ms": time.time_ns() // 1_000_000}).encode()
 
 
 def pack(tree: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from tierbed._util.state import COMMITTED, committed_now
 from tierbed.errors import CorruptionError, InvalidError, UnsupportedError
 from tierbed.placement.files import PlacementFiles, TableCodecs
 from tierbed.results import SnapshotReport
@@ -122,7 +123,9 @@ class Cutter:
     def _write(self, plan: Full | Against, changes: Literal["auto", "tracked"]) -> SnapshotReport:
         """Publishes into the local folder; what fails leaves nothing there."""
         given, store, model = self._source.attachments, self._source.store, self._source.model
-        attachments = given() if callable(given) else given
+        attachments = dict((given() if callable(given) else given) or {})
+        # Training stands still from the step to here, so this is when the step committed.
+        attachments.setdefault(COMMITTED, committed_now())
         out = self._local.writing
         self._local.drop(out)
         try:

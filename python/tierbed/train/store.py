@@ -79,7 +79,6 @@ class Store(StoreRows):
         self._optimizers: dict[int, Optimizer] = {}
         self._given: dict[int, Optimizer] = {}
         self._watch = StepWatch()
-        self._committed = state.Committed()
         self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told_order = False
         self._is_open = True
@@ -566,8 +565,6 @@ class Store(StoreRows):
     ) -> SnapshotReport:
         """Writes the newest version of every written row into a serving snapshot.
 
-        It says when its step was first published: servers tell by that how fresh answers are.
-
         Args:
             path: A new folder.
             model: Its dense parameters go along, and its ``config()`` where it has one, so that
@@ -589,7 +586,6 @@ class Store(StoreRows):
             progress: Called with (rows done, rows in all).
         """
         parts = dict(attachments or {})
-        parts.setdefault(state.COMMITTED, self._committed.at(self.stats()["steps"]))
         if model is not None:
             parts.update(state.model_attachments(model))
         tables = self.tables()
