@@ -106,18 +106,26 @@ impl Location {
                 missing.push(Missing { link: link.clone(), parts, encoded });
             }
         }
-        let total = missing.iter().map(|version| version.parts.bytes()).sum();
+        let total: u64 = missing.iter().map(|version| version.parts.bytes()).sum();
         let folders = chain.iter().map(|link| to.join(link.seq.folder_name())).collect();
         let mut pulled = Pulled { folders, parts_fetched: 0, bytes_fetched: 0 };
-        let mut done = 0;
-        for version in &missing {
-            let mut told = |now: u64| progress(done + now, total);
-            let download = pulling.begin(version)?;
+        let downloads = missing.iter().map(|version| pulling.begin(version));
+        let downloads = downloads.collect::<Result<Vec<_>>>()?;
+        for download in &downloads {
             pulled.parts_fetched += download.part_count();
             pulled.bytes_fetched += download.bytes_left();
-            download.run(&mut told)?;
+        }
+        check_space(to, pulled.bytes_fetched)?;
+        // What an earlier pull fetched is here: who counts bytes begins behind it.
+        let mut done = total - pulled.bytes_fetched;
+        if !missing.is_empty() {
+            progress(done, total)?;
+        }
+        for (version, download) in missing.iter().zip(downloads) {
+            let bytes = download.bytes_left();
+            download.run(&mut |fetched| progress(done + fetched, total))?;
             pulling.finish(version)?;
-            done += version.parts.bytes();
+            done += bytes;
         }
         Ok(pulled)
     }
@@ -168,9 +176,7 @@ impl<'a> Pulling<'a> {
 
     fn begin(&self, version: &'a Missing) -> Result<Download<'a>> {
         let incoming = self.incoming(version.link.seq)?;
-        let download = Download::begin(self.location, &incoming, version, self.how)?;
-        check_space(self.to, download.bytes_left())?;
-        Ok(download)
+        Download::begin(self.location, &incoming, version, self.how)
     }
 
     /// Gives a version whose parts are all here its name.

@@ -96,9 +96,9 @@ impl<'a> Download<'a> {
         self.parts.get(at).expect("a part of the version")
     }
 
-    /// Fetches all parts that are left; `told` hears of the bytes that are here.
+    /// Fetches all parts that are left; `told` hears of the bytes that it fetched.
     pub(super) fn run(self, told: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
-        let mut done = self.parts.bytes() - self.bytes_left();
+        let mut done = 0;
         let thread_count = self.how.thread_count.clamp(1, self.left.len().max(1));
         let (sender, arrived) = channel();
         let heard = std::thread::scope(|scope| {

@@ -121,6 +121,17 @@ impl Trainer {
         let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter_map(|name| Some(Seq::of_folder(&name)?.0)).collect()
     }
+
+    /// Returns the bytes of the files that were pulled for a version.
+    fn bytes_here(&self, version: u64) -> u64 {
+        let folder = self.folder.path().join("here").join(Seq(version).folder_name());
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let pulled = entries.filter(|entry| {
+            let name = entry.file_name().into_string().unwrap();
+            name != tierbed_remote::PARTS_NAME && name != "LOCK"
+        });
+        pulled.map(|entry| entry.metadata().unwrap().len()).sum()
+    }
 }
 
 fn identity_of(folder: &Path) -> String {
@@ -280,6 +291,7 @@ fn versions_that_serve_no_more_leave_the_machine() {
     // One that was rolled back to needs no download.
     until("the note of version 3", || trainer.here() == [1, 2, 3].into());
     let pulled = metric(&server, "tierbed_sync_bytes_total");
+    assert_eq!(pulled, trainer.bytes_here(3) as f64, "every byte that was fetched, once");
     trainer.roll_back(2);
     until_answers(&server, 2);
     assert_eq!(metric(&server, "tierbed_sync_bytes_total"), pulled);
