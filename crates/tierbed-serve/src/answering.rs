@@ -58,8 +58,8 @@ impl Answering {
         self.version.store(version, Ordering::Relaxed);
     }
 
-    /// Notes that the channel is at the version that answers; or that it may be elsewhere, from
-    /// the beginning.
+    /// Notes that the channel was just seen at the version that answers. A server that starts
+    /// notes it, too: its lag counts from there.
     pub(crate) fn in_step(&self) {
         self.in_step_us.store(self.clock.now_us(), Ordering::Relaxed);
     }

@@ -71,7 +71,7 @@ fn look_up(
     let start_us = clock.now_us();
     let mut prepared = prepare(serving, held)?;
     let prepared_us = clock.now_us();
-    if !is_small(&serving.limits, &prepared) || !is_resident(serving, &mut prepared) {
+    if !is_small(&serving.limits, &prepared) || !look_up_all(serving, &mut prepared)? {
         let parts = std::sync::Arc::clone(&serving.parts);
         return Ok(Tried::Left(Stage::Prepared(Box::new(InGeneration { parts, prepared }))));
     }
@@ -96,8 +96,12 @@ fn is_small(limits: &Limits, prepared: &Prepared) -> bool {
         && prepared.encode_cost <= indices_max.saturating_mul(ELEMENTS_EACH)
 }
 
-/// Looks the queries up, if that needs no page; what fails is told where it is asked again.
-fn is_resident(serving: &Serving<'_>, prepared: &mut Prepared) -> bool {
-    let source = serving.source();
-    prepared.queries.iter_mut().all(|query| query.look_up_resident(source).unwrap_or(false))
+/// Looks the queries up, if that needs no page and no wait.
+fn look_up_all(serving: &Serving<'_>, prepared: &mut Prepared) -> Result<bool, Refusal> {
+    for query in &mut prepared.queries {
+        if !query.look_up_resident(serving.source())? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -153,12 +153,7 @@ impl Query {
     }
 
     pub(crate) fn bags(&self) -> Bags<'_> {
-        Bags {
-            indices: &self.values,
-            offsets: &self.offsets,
-            weights: self.weights.as_deref(),
-            feature_count: self.plan.asked.len(),
-        }
+        bags_of(&self.plan, &self.values, &self.offsets, self.weights.as_deref())
     }
 
     pub(crate) fn row_count(&self) -> usize {
@@ -212,12 +207,7 @@ impl Query {
     /// Those of [`View::lookup`].
     pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<()> {
         let Self { plan, values, offsets, weights, matrix } = self;
-        let bags = Bags {
-            indices: values,
-            offsets,
-            weights: weights.as_deref(),
-            feature_count: plan.asked.len(),
-        };
+        let bags = bags_of(plan, values, offsets, weights.as_deref());
         look_up(source, plan, &bags, matrix.get_mut())
     }
 
@@ -228,15 +218,20 @@ impl Query {
     /// Those of [`View::lookup_resident`].
     pub(crate) fn look_up_resident(&mut self, Source { snapshot, .. }: Source<'_>) -> Result<bool> {
         let Self { plan, values, offsets, weights, matrix } = self;
-        let bags = Bags {
-            indices: values,
-            offsets,
-            weights: weights.as_deref(),
-            feature_count: plan.asked.len(),
-        };
+        let bags = bags_of(plan, values, offsets, weights.as_deref());
         let answered = snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())?;
         Ok(answered.is_some())
     }
+}
+
+/// Returns the bags of a query, whose matrix may be borrowed beside them.
+fn bags_of<'a>(
+    plan: &Plan,
+    indices: &'a [i64],
+    offsets: &'a [i64],
+    weights: Option<&'a [f32]>,
+) -> Bags<'a> {
+    Bags { indices, offsets, weights, feature_count: plan.asked.len() }
 }
 
 /// Looks up bags of raw ids.

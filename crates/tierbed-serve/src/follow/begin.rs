@@ -105,9 +105,11 @@ impl Following {
                 let Some(chain) = local.newest(&follow.channel)? else {
                     return Err(nothing_here(error, &follow));
                 };
-                // That it does not open says less than why the channel's version does not.
-                let Ok(snapshot) = open(&local, &opener, &chain) else { return Err(error) };
-                (snapshot, chain, Some(error))
+                match open(&local, &opener, &chain) {
+                    Ok(snapshot) => (snapshot, chain, Some(error)),
+                    // Why the channel's version does not answer says more.
+                    Err(other) => return Err(error.with("version_here", other)),
+                }
             }
         };
         if behind.is_none() {

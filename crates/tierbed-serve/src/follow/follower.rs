@@ -151,10 +151,13 @@ impl Follower {
         }
         self.bring(service, &head)?;
         if let Err(error) = self.reach(service, &head.chain) {
-            if error.kind() == ErrorKind::Corruption {
-                self.remove_damaged(&head.chain)?;
+            if error.kind() != ErrorKind::Corruption {
+                return Err(error);
             }
-            return Err(error);
+            return match self.remove_damaged(&head.chain) {
+                Ok(()) => Err(error),
+                Err(other) => Err(error.with("not_removed", other)),
+            };
         }
         let Following { follow, local, chain, .. } = &mut self.following;
         self.before = std::mem::replace(chain, head.chain.clone());
@@ -177,12 +180,15 @@ impl Follower {
             }
         };
         let want = Want::Chain(head.chain.clone());
-        let pulled = location.pull(&want, local.path(), pull, &mut told);
-        let is_full = pulled.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace);
-        if is_full {
-            self.tidy(&[&self.following.chain])?;
+        match location.pull(&want, local.path(), pull, &mut told) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                match self.tidy(&[&self.following.chain]) {
+                    Ok(()) => Err(error),
+                    Err(other) => Err(error.with("not_removed", other)),
+                }
+            }
+            pulled => pulled.map(drop),
         }
-        pulled.map(drop)
     }
 
     /// Answers from a chain that is here.

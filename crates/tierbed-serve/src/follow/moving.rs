@@ -88,8 +88,10 @@ impl Service {
             .and_then(|_| in_background(&next));
         if let Err(error) = prepared {
             drop(next);
-            before.grow_cache()?;
-            return Err(error);
+            return match before.grow_cache() {
+                Ok(()) => Err(error),
+                Err(other) => Err(error.with("cache_not_grown", other)),
+            };
         }
         self.warm(&next, &before);
         let made = walk.end();
