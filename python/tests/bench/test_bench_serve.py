@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,16 @@ import tierbed as tb
 from tierbed.cli import main
 from tierbed.errors import InvalidError
 from tierbed.serve import Limits, ServeOptions, Server
-from tierbed_bench import ServingOptions, run_serving, serving_systems, serving_triton
-from tierbed_bench.serving import PROTOCOLS, Bench
+from tierbed_bench import (
+    ServingOptions,
+    run_serving,
+    serving_memory,
+    serving_systems,
+    serving_triton,
+)
 from tierbed_bench.serving_activation import activation, activations, reload
+from tierbed_bench.serving_bench import PROTOCOLS, Bench
+from tierbed_bench.serving_memory import least_memory
 from tierbed_bench.serving_report import ratios
 from tierbed_bench.serving_systems import AbsentError, Rows, System, started
 
@@ -182,6 +190,34 @@ def test_triton_answers_of_one_version_while_it_loads_its_rows_again(rows: Rows)
     assert told or "activation" in str(bench.absent)
     assert [row["checked"] for row in told] == [row["good"] for row in told]
     assert len(told) in (0, 2)
+
+
+def test_the_least_memory_grows_until_requests_are_answered_in_time(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ServingOptions(
+        seconds=0.3, check_every=1, memory_rate=50.0, memory_p99_ms_max=10_000.0, peers=("redis",)
+    )
+    bench = Bench(options, rows)
+    # Any server with the options of tierbed-server does: that one may not be built here.
+    monkeypatch.setattr(serving_memory, "server_command", serve_command)
+    least_memory(bench)
+    told = {row["system"]: row for row in bench.told}
+    assert told["tierbed_server"]["is_kept"]
+    assert told["tierbed_server"]["memory_bytes"] > told["tierbed_server"]["budget_bytes"] > 0
+    if "redis" in told:
+        assert told["redis"]["memory_bytes"] > rows.byte_count
+    # A bound that nothing keeps: every budget is tried, and said to be too small.
+    bench = Bench(replace(options, memory_p99_ms_max=0.0, peers=()), rows)
+    least_memory(bench)
+    assert {row["is_kept"] for row in bench.told} == {False}
+    assert len(bench.told) > 1
+    assert "kept up with no budget" in bench.absent["tierbed_server memory"]
+
+
+def serve_command() -> list[str]:
+    """``tierbed serve``, which takes what is given to ``tierbed-server``."""
+    return [sys.executable, "-m", "tierbed.cli", "serve"]
 
 
 def test_words_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tierbed._util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tierbed_bench.exchange import ExchangeOptions, run_exchange
+    from tierbed_bench.fresh import FreshOptions, run_fresh
     from tierbed_bench.lookup import run_lookup
     from tierbed_bench.lookup_log import LogOptions, run_lookup_log
     from tierbed_bench.models import ModelOptions, run_models
@@ -25,6 +26,7 @@ else:
         __name__,
         {
             "exchange": "ExchangeOptions run_exchange",
+            "fresh": "FreshOptions run_fresh",
             "lookup": "run_lookup",
             "lookup_log": "LogOptions run_lookup_log",
             "models": "ModelOptions run_models",
@@ -38,6 +40,7 @@ else:
 
 __all__ = [
     "ExchangeOptions",
+    "FreshOptions",
     "LogOptions",
     "ModelOptions",
     "PlacementOptions",
@@ -46,6 +49,7 @@ __all__ = [
     "TiersOptions",
     "TrainingOptions",
     "run_exchange",
+    "run_fresh",
     "run_lookup",
     "run_lookup_log",
     "run_models",

@@ -27,9 +27,9 @@ from tierbed_bench.serving_systems import System, command, started
 from tierbed_bench.serving_triton import ROWS_MODEL, Triton, rows_served, write_rows
 
 if TYPE_CHECKING:
-    from tierbed_bench.serving import Bench
+    from tierbed_bench.serving_bench import Bench
 
-__all__ = ["activation", "activations", "reload"]
+__all__ = ["activation", "activations", "memory_bytes", "reload"]
 
 Row = dict[str, Any]
 # Before and after a delta, seconds.
@@ -81,16 +81,19 @@ def reload(bench: Bench) -> None:
     rows, folder = bench.rows, bench.rows.folder / "reloaded"
     with rows_served(rows.snapshot, folder, int(rows.shape["id_count"])) as running:
         target = {"protocol": "infer", "address": running.http, "model": ROWS_MODEL}
-        system = System(name="triton", target=target, pids=running.pids)
+        # The processes of its models end where these are loaded again.
+        system = System(name="triton", target=target, pids=running.pids[:1])
         saturation = bench.sweep("sweep", system)
         if not saturation:
             bench.absent[f"{system.name} activation"] = "it kept up with no rate"
             return
         for version in range(1, bench.options.rounds + 1):
             applied = folder / f"applied-{version}"
-            tb.Snapshot.apply(rows.snapshot, _write(bench, version), applied)
+            delta = _write(bench, version)
+            tb.Snapshot.apply(rows.snapshot, delta, applied)
             write_rows(applied, folder / "next.npy")
             shutil.rmtree(applied)
+            shutil.rmtree(delta)
             bench.ask(system, [_phase(bench, saturation)], versions=version - 1)
             steady = _steady(bench, system, saturation, version - 1)
             arrive = partial(_replace_rows, running, folder)
@@ -166,7 +169,7 @@ def activations(bench: Bench, dram_bytes: int, count: int) -> None:
             applied_s.append(time.monotonic() - start_s)
             [told] = bench.ask(system, [phase], versions=version)
             lost += told["offered"] - told["good"]
-            memory.append(_memory_bytes(system.pids[0]))
+            memory.append(memory_bytes(system.pids[0]))
         settled = memory[min(SETTLED_AFTER, count) - 1]
         bench.told.append(
             {
@@ -231,7 +234,7 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _memory_bytes(pid: int) -> int:
+def memory_bytes(pid: int) -> int:
     """Anonymous memory of a process: what no file stands behind."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):

@@ -14,6 +14,7 @@ from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut, numbers, words
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.exchange import ExchangeOptions, run_exchange
+from tierbed_bench.fresh import FreshOptions, run_fresh
 from tierbed_bench.lookup import run_lookup
 from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, run_lookup_log
 from tierbed_bench.models import ModelOptions, run_models
@@ -191,6 +192,16 @@ def serve(
     _told(run_serving(out, options, json))
 
 
+def fresh(
+    *,
+    options: Annotated[FreshOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Measure publishing while training: its cost, that of noting changed rows, and freshness."""
+    _told(run_fresh(out, options, json))
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
@@ -200,5 +211,5 @@ def register(app: typer.Typer) -> None:
     app.add_typer(suites, name="bench")
 
 
-for suite in (training, lookup, precision, tiers, placement, exchange, serve):
+for suite in (training, lookup, precision, tiers, placement, exchange, serve, fresh):
     add(suites, suite.__name__, suite)

@@ -1,0 +1,389 @@
+"""How soon do trained rows answer, and what does publishing them cost the trainer?
+
+A store with one table whose rows are all written; every part changes a share of them at a time.
+
+- ``publish``: a whole version, then a delta of what changed since, by the rows that were noted
+  while training (``tracked``) and by comparing all rows with the base (``compared``); a checkpoint
+  comes first, with a row of its own;
+- ``tracking``: processor time of a training step of a store that notes changed rows, beside one
+  that does not because nothing was published from it; rounds interleaved, same batches;
+- ``freshness``: from the end of a training step until a server that follows the channel first
+  answers with it: the version is cut, pushed to the location, found, pulled, checked and applied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+import torch
+
+from tierbed import (
+    SGD,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    Publisher,
+    Store,
+)
+from tierbed._util.report import print_table, write_json
+from tierbed.config.words import Positive, Range
+from tierbed.errors import InvalidError
+from tierbed_bench.common import percentile, ratio, zipf_batches
+from tierbed_bench.serving_process import end_process
+from tierbed_bench.suite import write_suite
+
+__all__ = ["FreshOptions", "run_fresh"]
+
+Row = dict[str, Any]
+PARTS = ("publish", "tracking", "freshness")
+COLUMNS = ("part", "system", "changed", "seconds", "cpu_s", "mib", "cpu_us_per_step", "age_s")
+CHANNEL = "stable"
+# Rows that one step trains at most: the store looks them up together.
+STEP_ROWS = 1 << 18
+# Steps of a round of ``tracking``, and ids of a step.
+STEPS, STEP_IDS = 32, 26 * 1024
+# How often a server is asked which version answers, and how long at most.
+ASK_S, ANSWER_S_MAX = 0.02, 120.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshOptions:
+    """What is measured.
+
+    Args:
+        parts: publish, tracking, freshness, by comma.
+        rows: Rows of the table.
+        dim: Elements of a row.
+        changed_share: Share of the rows that changes between two versions.
+        skew: How uneven rows are drawn that change; 0 is evenly.
+        location: Of freshness: where versions are pushed to, a folder or a bucket; by default a
+            folder beside the store.
+        poll: Of freshness: from one look of the server at the channel to the next.
+        rounds: Of each part.
+        dram_budget: Memory of the store, bytes.
+        scratch: Folder for stores and versions, deleted again; by default the folder of results.
+        quick: Few rows and rounds.
+        seed: Of the ids that are trained.
+    """
+
+    parts: tuple[str, ...] = PARTS
+    rows: Positive = 4_000_000
+    dim: Positive = 32
+    changed_share: Annotated[float, Range(0)] = 0.01
+    skew: Annotated[float, Range(0)] = 1.05
+    location: str = ""
+    poll: str = "2s"
+    rounds: Positive = 5
+    dram_budget: Positive = 256 * MIB
+    scratch: Path | None = None
+    quick: bool = False
+    seed: int = 1
+
+
+class _Trainer:
+    """A store with one table, and steps that change rows of it."""
+
+    def __init__(self, path: Path, options: FreshOptions) -> None:
+        self.options = options
+        self.store = Store.open(path, dram_budget=options.dram_budget, seed=options.seed)
+        table = EmbeddingBagConfig(
+            name="item", num_embeddings=options.rows, embedding_dim=options.dim
+        )
+        self.tables = EmbeddingBagCollection([table], store=self.store, optimizer=SGD(lr=0.1))
+        self.draws = 0
+        self.random = torch.Generator().manual_seed(options.seed)
+
+    def train(self, ids: torch.Tensor) -> None:
+        """Changes these rows, in as many steps as that takes."""
+        for part in torch.split(ids, STEP_ROWS):
+            lengths = torch.ones(len(part), dtype=torch.int32)
+            self.step(KeyedJaggedTensor(["item"], part, lengths=lengths))
+
+    def step(self, features: KeyedJaggedTensor) -> None:
+        """Looks rows up and changes them."""
+        self.tables(features).values().sum().backward()
+
+    def round(self, batches: Sequence[KeyedJaggedTensor]) -> None:
+        """Trains some batches, and makes what they changed last."""
+        for batch in batches:
+            self.step(batch)
+        self.store.checkpoint("bench")
+
+    def train_all(self) -> None:
+        """Writes every row."""
+        self.train(torch.arange(self.options.rows))
+
+    def train_share(self) -> int:
+        """Changes a share of the rows; returns how many."""
+        options = self.options
+        count = max(1, int(options.rows * options.changed_share))
+        ids = torch.empty(0, dtype=torch.int64)
+        while len(ids) < count:
+            self.draws += 1
+            [drawn] = zipf_batches(
+                {"item": options.rows},
+                2 * count,
+                1,
+                seed=options.seed + 1_000 * self.draws,
+                skew=options.skew,
+            )
+            ids = torch.unique(torch.cat([ids, drawn.values()]))
+        order = torch.randperm(len(ids), generator=self.random)[:count]
+        self.train(ids[order].sort().values)
+        return count
+
+
+@dataclass
+class _Spent:
+    """What a call took: seconds, and processor seconds of this process."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        begun_s, begun_cpu_s = time.perf_counter(), _cpu_s()
+        result = work()
+        self.seconds.append(time.perf_counter() - begun_s)
+        self.cpu_s.append(_cpu_s() - begun_cpu_s)
+        return result
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _publish(folder: Path, options: FreshOptions) -> list[Row]:
+    """Times a whole version, and deltas of the same changes by both ways."""
+    trainer = _Trainer(folder / "published", options)
+    spent = {name: _Spent() for name in ("checkpoint", "full", "tracked", "compared")}
+    written: dict[str, int] = {}
+    changed = 0
+    with trainer.store as store:
+        trainer.train_all()
+        for number in range(options.rounds):
+            base, *deltas = (
+                folder / f"{name}-{number}" for name in ("base", "tracked", "compared")
+            )
+            store.checkpoint("bench")
+            report = spent["full"].call(partial(store.publish, base))
+            written["full"] = report.pages_bytes
+            changed = trainer.train_share()
+            # What is only in memory is written first, whoever asks for it.
+            spent["checkpoint"].call(partial(store.checkpoint, "bench"))
+            identities = set()
+            ways: tuple[Literal["tracked", "compared"], ...] = ("tracked", "compared")
+            for name, out in zip(ways, deltas, strict=True):
+                report = spent[name].call(partial(store.publish, out, base=base, changes=name))
+                written[name] = report.pages_bytes
+                identities.add(report.row_count)
+            assert identities == {changed}, f"{identities} rows are in deltas of {changed}"
+    return [
+        {
+            "part": "publish",
+            "system": name,
+            "changed": options.rows if name == "full" else changed,
+            "seconds": median(one.seconds),
+            "cpu_s": median(one.cpu_s),
+            "mib": written[name] / MIB if name in written else None,
+        }
+        for name, one in spent.items()
+    ]
+
+
+def _tracking(folder: Path, options: FreshOptions) -> list[Row]:
+    """Steps of a store that notes changed rows, and of one that has no reason to.
+
+    Rows are noted where they leave the row buffer, so a round ends with a checkpoint.
+    """
+    systems = {name: _Trainer(folder / name, options) for name in ("tracked", "untracked")}
+    spent = {name: _Spent() for name in systems}
+    noted = 0
+    try:
+        for trainer in systems.values():
+            trainer.train_all()
+        systems["tracked"].store.publish(folder / "tracked-base")
+        for number in range(options.rounds + 1):
+            batches = zipf_batches(
+                {"item": options.rows}, STEP_IDS, STEPS, seed=options.seed + number
+            )
+            names = list(systems) if number % 2 else list(systems)[::-1]
+            for name in names:
+                spent[name].call(partial(systems[name].round, batches))
+        noted = systems["tracked"].store.stats()["changes"]["row_count"]
+        assert noted, "a store from which a base was published notes what changes"
+        idle = systems["untracked"].store.stats()["changes"]["row_count"]
+        assert not idle, f"a store from which nothing was published notes {idle} rows"
+    finally:
+        for trainer in systems.values():
+            trainer.store.close()
+    # The first round warms the stores.
+    return [
+        {
+            "part": "tracking",
+            "system": name,
+            "changed": noted if name == "tracked" else 0,
+            "cpu_us_per_step": 1e6 * median(one.cpu_s[1:]) / STEPS,
+            "seconds": median(one.seconds[1:]),
+        }
+        for name, one in spent.items()
+    ]
+
+
+def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
+    """Steps until they answer."""
+    location = options.location or str(folder / "models")
+    trainer = _Trainer(folder / "fresh", options)
+    ages, publish_s = [], []
+    changed = 0
+    with ExitStack() as stack:
+        store = stack.enter_context(trainer.store)
+        trainer.train_all()
+        publisher = stack.enter_context(
+            Publisher(
+                store, None, location, channel=CHANNEL, delta_every="365d", local=folder / "cut"
+            )
+        )
+        publisher.publish_now()
+        url = stack.enter_context(_Server(folder, location, options)).url
+        for _ in range(options.rounds):
+            changed = trainer.train_share()
+            committed_s = time.monotonic()
+            publisher.publish_now()
+            publish_s.append(time.monotonic() - committed_s)
+            report = publisher.stats().report
+            assert report is not None, "something was published"
+            _wait_answered(url, report.identity)
+            ages.append(time.monotonic() - committed_s)
+    return [
+        {
+            "part": "freshness",
+            "system": "bucket" if "://" in location else "folder",
+            "changed": changed,
+            "seconds": median(publish_s),
+            "age_s": median(ages),
+            "age_p99_s": percentile(ages, 0.99),
+            "age_max_s": max(ages),
+            "versions": len(ages),
+        }
+    ]
+
+
+class _Server:
+    """``tierbed serve`` that follows the channel."""
+
+    def __init__(self, folder: Path, location: str, options: FreshOptions) -> None:
+        words = ["serve", f"{location}@{CHANNEL}", "--local", str(folder / "here")]
+        words += ["--poll", options.poll, "--sync-bandwidth", "1GiB", "--drain-delay", "0"]
+        words += ["--address", "127.0.0.1:0", "--dram-budget", str(options.dram_budget)]
+        self.log = (folder / "server.log").open("w+")
+        call = [sys.executable, "-m", "tierbed.cli", *words]
+        self.process = subprocess.Popen(
+            call, stdout=subprocess.PIPE, stderr=self.log, text=True, env=os.environ
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if "http://" not in line:
+            self.log.seek(0)
+            raise RuntimeError(f"tierbed serve did not start: {self.log.read().strip()}")
+        self.url = line.split()[-1]
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_process(self.process)
+        self.log.close()
+
+
+def _wait_answered(url: str, identity: str) -> None:
+    """Asks for a row until the answer is of the version."""
+    ends_s = time.monotonic() + ANSWER_S_MAX
+    asked = {"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [0]}
+    body = json.dumps({"inputs": [asked]}).encode()
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/v2/models/tierbed.rows/infer", body, {"Content-Type": "application/json"}
+    )
+    while True:
+        with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310
+            if json.loads(reply.read())["parameters"]["generation"] == identity:
+                return
+        if time.monotonic() > ends_s:
+            raise RuntimeError(f"version {identity} does not answer after {ANSWER_S_MAX} s")
+        time.sleep(ASK_S)
+
+
+def run_fresh(out: Path, options: FreshOptions, json_path: Path | None = None) -> Path:
+    """Runs the suite; writes ``fresh.json`` and ``fresh.png`` to ``out``."""
+    unknown = set(options.parts) - set(PARTS)
+    if unknown or not options.parts:
+        raise InvalidError(f"--parts must be of {', '.join(PARTS)}; found {sorted(unknown)}")
+    if options.quick:
+        small = {"rows": 20_000, "rounds": 2, "poll": "100ms"}
+        options = FreshOptions(**{**vars(options), **small, "quick": False})
+    out.mkdir(parents=True, exist_ok=True)
+    told: list[Row] = []
+    for part, measure in [
+        ("publish", _publish),
+        ("tracking", _tracking),
+        ("freshness", _freshness),
+    ]:
+        if part in options.parts:
+            with TemporaryDirectory(dir=options.scratch or out) as folder:
+                told += measure(Path(folder), options)
+    shown = [{name: row.get(name) for name in COLUMNS} for row in told]
+    print_table("from training to serving", shown, COLUMNS)
+    shape = {"row_count": options.rows, "dim": options.dim, "poll": options.poll}
+    path = write_suite(out, "fresh", told, _ratios(told), _bars(told), {"shape": shape})
+    if json_path is not None:
+        write_json(json_path, json.loads(path.read_text()))
+    return path
+
+
+def _ratios(told: list[Row]) -> dict[str, float | None]:
+    """What costs how much of what it stands beside; a ratio above 1 is better."""
+    by_name = {(row["part"], row["system"]): row for row in told}
+    found: dict[str, float | None] = {}
+    for name in ("tracked", "compared"):
+        if (row := by_name.get(("publish", name))) is not None:
+            full = by_name["publish", "full"]
+            for which in ("seconds", "cpu_s"):
+                found[f"publish_{name}_{which}_vs_full"] = ratio(full[which], row[which])
+    if (row := by_name.get(("tracking", "tracked"))) is not None:
+        bare = by_name["tracking", "untracked"]
+        which = "cpu_us_per_step"
+        found["step_tracked_vs_untracked"] = ratio(bare[which], row[which])
+    return found
+
+
+def _bars(told: list[Row]) -> Callable[[Any], None]:
+    """Draws what a version takes, and how old an answer is."""
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        written = [row for row in told if row["part"] == "publish"]
+        left.barh([row["system"] for row in written], [row["seconds"] for row in written])
+        left.set(xlabel="seconds to publish")
+        left.invert_yaxis()
+        fresh = [row for row in told if row["part"] == "freshness"]
+        for name in ("seconds", "age_s", "age_max_s"):
+            right.barh([f"{row['system']} {name}" for row in fresh], [row[name] for row in fresh])
+        right.set(xlabel="seconds from a step until published, until answered")
+        right.invert_yaxis()
+
+    return draw

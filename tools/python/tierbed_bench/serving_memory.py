@@ -1,0 +1,110 @@
+"""The least memory with which a server answers every row in time: part ``memory``.
+
+Budgets double until a server keeps up with one rate: all answers good, and the 99th percentile of
+their latency within a bound. Then the server's memory is told: all that no file stands behind, not
+the budget that it was given. Tierbed is ``tierbed-server`` here, which has no Python beside the
+rows. What the kernel caches of the disk of memcached's extstore comes on top, and is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tierbed._util.bytes import size_text
+from tierbed_bench.serving_activation import memory_bytes
+from tierbed_bench.serving_process import AbsentError, end_process, on_first_core
+from tierbed_bench.serving_systems import MODEL, Rows, System, command, started
+
+if TYPE_CHECKING:
+    from tierbed_bench.serving_bench import Bench
+
+__all__ = ["least_memory"]
+
+Row = dict[str, Any]
+MIB = 1 << 20
+# The smallest budget that is tried, as a share of the rows; the next ones double.
+FIRST_SHARE = 1 / 64
+# Beyond this share every row is in memory, with what an item needs beside it.
+LAST_SHARE = 4.0
+# Where ``make server`` puts the binary.
+BUILT = Path(__file__).parents[3] / "build" / "server" / "tierbed-server"
+PEERS = ("extstore", "redis")
+
+
+def least_memory(bench: Bench) -> None:
+    """Finds the least memory of Tierbed and of each peer, and tells every budget tried."""
+    for name in ("tierbed_server", *(peer for peer in PEERS if peer in bench.options.peers)):
+        try:
+            _grow(bench, name)
+        except AbsentError as reason:
+            bench.absent[f"{name} memory"] = str(reason)
+
+
+def _grow(bench: Bench, name: str) -> None:
+    # Redis has every row in memory: it has no budget that could be smaller.
+    share = LAST_SHARE if name == "redis" else FIRST_SHARE
+    while share <= LAST_SHARE:
+        budget = max(4 * MIB, int(share * bench.rows.byte_count))
+        with _running(name, bench.rows, budget) as system:
+            if _keeps_up(bench, system, budget):
+                return
+        share *= 2
+    bench.absent[f"{name} memory"] = "it kept up with no budget"
+
+
+def _keeps_up(bench: Bench, system: System, budget: int) -> bool:
+    """Warms the server, asks at the one rate, and tells what came of it."""
+    options = bench.options
+    bench.load(system, [options.memory_rate], options.seconds)
+    phase = bench.load_on_time(system, options.memory_rate)
+    is_kept = bench.is_good(phase, options.memory_p99_ms_max)
+    memory = sum(memory_bytes(pid) for pid in system.pids)
+    bench.tell(
+        "memory", system.name, phase, is_kept=is_kept, budget_bytes=budget, memory_bytes=memory
+    )
+    return is_kept
+
+
+def server_command() -> list[str]:
+    """What starts ``tierbed-server``.
+
+    Raises:
+        AbsentError: It is not built.
+    """
+    binary = shutil.which("tierbed-server") or (str(BUILT) if BUILT.exists() else None)
+    if binary is None:
+        raise AbsentError("tierbed-server is not here; run make server")
+    return [binary]
+
+
+@contextlib.contextmanager
+def _running(name: str, rows: Rows, budget: int) -> Iterator[System]:
+    if name != "tierbed_server":
+        with started(name, rows, dram_bytes=budget) as [system]:
+            yield system
+        return
+    call = [*server_command(), f"{MODEL}={rows.snapshot}", "--address", "127.0.0.1:0"]
+    call += ["--dram-budget", size_text(budget), "--log-level", "off", "--drain-delay", "0"]
+    with (rows.folder / "tierbed-server.log").open("w+") as log, on_first_core():
+        process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            reason = (rows.folder / "tierbed-server.log").read_text().strip()
+            raise RuntimeError(f"tierbed-server did not start: {reason}")
+        target = {
+            "protocol": "infer",
+            "address": line.strip().partition("http://")[2],
+            "model": f"{MODEL}.rows",
+        }
+        if budget > rows.byte_count:
+            command("fill", target={**target, "protocol": "lookup"}, shape=rows.shape)
+        yield System(name=name, target=target, pids=(process.pid,))
+    finally:
+        end_process(process)
