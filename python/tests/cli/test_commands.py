@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -271,6 +272,9 @@ def test_generated_files_train_like_real_ones(tmp_path: Path) -> None:
         (["lookup", "--table", "a", "--ids", "1"], "--url"),
         (["lookup", "nowhere", "--table", "a", "--ids", "one"], "--ids"),
         (["lookup", "--url", "ftp://x", "--table", "a", "--ids", "1"], "http://"),
+        (["snapshot", "--out", "y", "--table", "item"], "--table item=item.npy"),
+        (["snapshot", "--out", "y", "--table", "a=x.npy", "--table", "a=y.npy"], "twice"),
+        (["snapshot", "--out", "y", "--table", "a=x.npy"], "no such file: x.npy"),
         (["bench", "speed"], "bench --help"),
         (["dance"], "dance"),
     ],
@@ -283,6 +287,21 @@ def test_wrong_calls_end_with_2_and_a_remedy(
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+def test_tables_in_files_become_a_snapshot(tmp_path: Path, capsys: Any) -> None:
+    rows = numpy.arange(12, dtype="float16").reshape(4, 3)
+    numpy.save(tmp_path / "item.npy", rows)
+    table = ("--table", f"item={tmp_path / 'item.npy'}")
+    out = tmp_path / "result.json"
+    assert tierbed("snapshot", *table, *table, "--out", tmp_path / "ads") == 2
+    assert "give every table once" in capsys.readouterr().err
+    assert tierbed("snapshot", *table, "--out", tmp_path / "ads", "--json", out) == 0
+    assert result_of(out)["row_count"] == 4
+    assert tierbed("verify", tmp_path / "ads") == 0
+    asked = ("--table", "item", "--ids", "2", "--dram-budget", "4MiB", "--json", out)
+    assert tierbed("lookup", tmp_path / "ads", *asked) == 0
+    assert "6.0" in out.read_text()
 
 
 def test_a_line_that_is_not_criteo_is_named(tmp_path: Path, capsys: Any) -> None:
@@ -301,7 +320,8 @@ def test_nobody_answering_ends_with_1(capsys: Any) -> None:
 def test_help_gets_one_going(capsys: Any) -> None:
     assert tierbed("--help") == 0
     said = capsys.readouterr().out
-    verbs = "demo train eval publish serve lookup inspect verify plan import export bench generate"
+    verbs = "demo train eval publish serve lookup inspect verify plan import export snapshot"
+    verbs += " bench generate"
     for verb in verbs.split():
         assert verb in said
         assert tierbed(verb, "--help") == 0

@@ -1,4 +1,4 @@
-"""``inspect``, ``verify``, ``repair``, ``import``, ``export``: folders and what is in them."""
+"""``inspect``, ``verify``, ``repair``, ``import``, ``export``, ``snapshot``: folders and files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tierbed.cli.fields import add
 from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
 from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.config.tables import EmbeddingBagConfig
-from tierbed.config.words import OptimizerKind
+from tierbed.config.words import OptimizerKind, PageCodec
 from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.placement import import_files
 from tierbed.recipes.run import OPTIMIZERS
 from tierbed.serve.snapshot import Snapshot
 from tierbed.train.checkpoints import Commit, find_commits, put_in_force
@@ -252,6 +253,56 @@ def export(
     finish({"table": table, "rows": rows, "file_bytes": size}, json_path, f"export {file}")
 
 
+def snapshot(
+    out: Annotated[Path, typer.Option("--out", help="The snapshot: a new folder.")],
+    tables: Annotated[
+        list[str], typer.Option("--table", help="NAME=FILE: npy, safetensors, pt or parquet.")
+    ],
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="NAME=KEY: the tensor or column of a file with several."),
+    ] = None,
+    codec: Annotated[
+        PageCodec | None,
+        typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
+    ] = None,
+    scratch: Annotated[
+        Path | None, typer.Option("--scratch", help="Folder for rows on their way; else of --out.")
+    ] = None,
+    dram_budget: DramBudget = "1GiB",
+    json_path: JsonOut = None,
+) -> None:
+    """Write a serving snapshot of tables in files, in bounded memory and without a store.
+
+    An id is the number of its row.
+    """
+    files = {name: Path(file) for name, file in _pairs("--table", tables).items()}
+    with Progress("reading", None, "rows") as bar:
+        report = import_files(
+            files,
+            out,
+            keys=_pairs("--key", keys or []),
+            codec=codec,
+            dram_budget=dram_budget,
+            scratch=scratch,
+            progress=bar.set,
+        )
+    finish({**asdict(report), "snapshot": str(out)}, json_path, f"snapshot {out}")
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    """Returns what ``NAME=VALUE`` says by name."""
+    pairs: dict[str, str] = {}
+    for one in given:
+        name, sign, value = one.partition("=")
+        if not (sign and name and value):
+            raise InvalidError(f"{option} is NAME=VALUE, not {one!r}: {option} item=item.npy")
+        if name in pairs:
+            raise InvalidError(f"{option} names {name!r} twice; give every table once")
+        pairs[name] = value
+    return pairs
+
+
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
     add(app, "inspect", inspect)
@@ -260,3 +311,4 @@ def register(app: typer.Typer) -> None:
     add(app, "repair", repair, "List the whole commits of a store, or go back to one.")
     add(app, "import", import_)
     add(app, "export", export)
+    add(app, "snapshot", snapshot, "Write a serving snapshot of tables in files.")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tierbed.placement.drift import Drift, measure_drift
     from tierbed.placement.log_files import LOG_FORMATS, read_log
     from tierbed.placement.ray_cluster import place_on_ray
+    from tierbed.placement.table_files import import_files
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -32,6 +33,7 @@ else:
             "drift": "Drift measure_drift",
             "log_files": "LOG_FORMATS read_log",
             "ray_cluster": "place_on_ray",
+            "table_files": "import_files",
         },
     )
 
@@ -47,6 +49,7 @@ __all__ = [
     "PlacementInfo",
     "QueryLog",
     "TableCodecs",
+    "import_files",
     "import_tables",
     "measure_drift",
     "place",

@@ -23,7 +23,7 @@ from tierbed._util.arrow import arrow_modules
 from tierbed.errors import CorruptionError, InvalidError
 from tierbed.train.store import Store
 
-__all__ = ["FORMATS", "export_table", "import_table", "shape_of"]
+__all__ = ["FORMATS", "export_table", "import_table", "open_table", "shape_of"]
 
 CHUNK_ROWS = 65536
 Progress = Callable[[int, int], None]
@@ -133,10 +133,8 @@ def import_table(
             "a file; look the ids up in training mode, then write rows store.translate(table, ids)",
             {"table": table},
         )
-    _check_file(source)
     schema = store.table(table)
-    read, _ = _format(source)
-    (rows, dim), chunks = read(source, key, chunk_rows)
+    (rows, dim), chunks = open_table(source, key, chunk_rows)
     if dim != schema["dim"] or rows > schema["row_count"]:
         raise InvalidError(
             f"{source} holds {rows} rows of {dim} elements; table {table!r} has "
@@ -152,10 +150,20 @@ def import_table(
     return done
 
 
+def open_table(path: Path, key: str | None = None, chunk_rows: int = CHUNK_ROWS) -> Opened:
+    """Opens the table in a file: its shape, and its rows in chunks ``[<= chunk_rows, D]``.
+
+    Raises:
+        InvalidError: An unknown format, or several tensors and no ``key``.
+        CorruptionError: The file is not whole.
+    """
+    _check_file(path)
+    return _format(path)[0](path, key, chunk_rows)
+
+
 def shape_of(path: Path, key: str | None = None) -> Shape:
     """Returns rows and elements per row of the table in a file."""
-    _check_file(path)
-    return _format(path)[0](path, key, CHUNK_ROWS)[0]
+    return open_table(path, key)[0]
 
 
 def _check_file(path: Path) -> None:
@@ -261,7 +269,12 @@ def _write_parquet(path: Path, name: str, shape: Shape, chunks: Chunks, beside: 
 def _slices(tensor: Any, shape: Shape, chunk_rows: int) -> Chunks:
     for first in range(0, shape[0], chunk_rows):
         part = tensor[first : first + chunk_rows]
-        yield part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
+        # A copy, in the byte order of this machine.
+        yield part if isinstance(part, Tensor) else torch.from_numpy(_native_order(part))
+
+
+def _native_order(array: Any) -> Any:
+    return np.array(array, dtype=array.dtype.newbyteorder("="))
 
 
 def _shape(shape: Any, path: Path) -> Shape:
