@@ -13,13 +13,16 @@ use crate::predict;
 use crate::query::Query;
 use crate::routes::Service;
 
+/// Queries of a request, answered or refused.
+pub(crate) type Looked = Result<Vec<Query>, Refusal>;
+
 /// A request between its preparation and its answer.
 struct Begun {
     done: Done,
     held: crate::body::Held,
     encode: Encode,
     phases: Phases,
-    result: Result<Vec<Query>, Refusal>,
+    result: Looked,
 }
 
 /// Works on jobs and answers them, all from one generation.
@@ -65,7 +68,8 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
     }
     service.metrics.batch_requests.observe(begun.len() as f64);
     let start_us = service.clock.now_us();
-    look_up_all(&serving, &mut begun);
+    let mut all: Vec<_> = begun.iter_mut().map(|begun| &mut begun.result).collect();
+    look_up_all(&serving, &mut all);
     let infer_us = service.clock.now_us().saturating_sub(start_us);
     for Begun { done, held, encode, mut phases, result } in begun {
         let start_us = service.clock.now_us();
@@ -88,10 +92,10 @@ pub(crate) fn guarded<T>(
 }
 
 /// Looks up the queries of all requests, as many together as there may be.
-fn look_up_all(serving: &Serving<'_>, begun: &mut [Begun]) {
+pub(crate) fn look_up_all(serving: &Serving<'_>, all: &mut [&mut Looked]) {
     let source = serving.source();
-    let members = begun.iter_mut().enumerate().flat_map(|(request, begun)| {
-        let queries = begun.result.as_mut().ok().into_iter().flatten();
+    let members = all.iter_mut().enumerate().flat_map(|(request, looked)| {
+        let queries = Result::as_mut(looked).ok().into_iter().flatten();
         queries.map(move |query| Member { request, query })
     });
     let mut failed = Vec::new();
@@ -109,9 +113,9 @@ fn look_up_all(serving: &Serving<'_>, begun: &mut [Begun]) {
         }
     }
     for (request, refusal) in failed {
-        let Some(one) = begun.get_mut(request) else { panic!("request {request} of no batch") };
-        if one.result.is_ok() {
-            one.result = Err(refusal);
+        let Some(one) = all.get_mut(request) else { panic!("request {request} of no batch") };
+        if one.is_ok() {
+            **one = Err(refusal);
         }
     }
 }

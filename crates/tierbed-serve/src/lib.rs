@@ -33,6 +33,7 @@ pub mod fuzz;
 mod generation;
 mod grpc;
 mod handshake;
+mod hosted;
 mod inline;
 mod job;
 mod joint;
@@ -59,7 +60,9 @@ mod wire;
 
 pub use features::ServedFeature;
 pub use follow::{Follow, Following, Opener};
+pub use hosted::{Hosted, HostedAnswer, HostedInput, HostedOutput, HostedRequest, Refused};
 pub use log::{LogLevel, LogOptions, LogTarget};
+pub use oip::config::Tensor as ServedTensor;
 pub use options::{Limits, ServeOptions};
 pub use predictor::{Batch, ModelInputs, ModelOutput, Predictor};
 pub use server::Server;

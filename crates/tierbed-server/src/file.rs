@@ -71,6 +71,33 @@ pub(crate) fn read(words: &[OsString]) -> Result<(Options, ArgMatches), Wrong> {
     Ok((Options::from_arg_matches(&matches)?, matches))
 }
 
+/// An option that a host sets, which has a file of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The option's name as on the command line, without the dashes before it.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+impl Options {
+    /// Returns what `settings` set, and defaults: neither command line nor environment count.
+    ///
+    /// # Errors
+    /// `Invalid` for an option that there is not, and a value that does not fit.
+    pub fn of_settings(settings: &[Setting]) -> tierbed_core::Result<Self> {
+        let values =
+            settings.iter().map(|Setting { name, value }| checked(name, vec![value.clone()]));
+        let values: Vec<Value> = values.collect::<tierbed_core::Result<_>>()?;
+        let command = Self::command().mut_args(|arg| with_default(arg, &values));
+        let matches = command.try_get_matches_from(["tierbed-server"]);
+        match matches.and_then(|matches| Self::from_arg_matches(&matches)) {
+            Ok(options) => Ok(options),
+            Err(cause) => panic!("options that are right alone are wrong together: {cause}"),
+        }
+    }
+}
+
 /// An option that a file sets.
 #[derive(Debug, PartialEq, Eq)]
 struct Value {

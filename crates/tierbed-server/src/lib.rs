@@ -20,6 +20,7 @@ mod options;
 mod reference;
 mod resident;
 mod running;
+mod source;
 mod values;
 
 use std::ffi::OsString;
@@ -28,8 +29,10 @@ use std::process::ExitCode;
 use clap::error::ErrorKind as Asked;
 use tierbed_core::{Error, ErrorKind};
 
+pub use file::Setting;
 pub use options::{Limiting, Options, Reading, Recording, Serving, Versions};
 pub use reference::reference;
+pub use source::Source;
 pub use values::Size;
 
 use crate::running::Ended;

@@ -269,7 +269,8 @@ pub struct Serving {
 
 impl Limiting {
     /// Returns them as the server takes them.
-    pub(crate) fn limits(&self) -> Limits {
+    #[must_use]
+    pub fn limits(&self) -> Limits {
         let bytes = |size: Size| usize::try_from(size.0).unwrap_or(usize::MAX);
         Limits {
             connections_max: self.connections_max,

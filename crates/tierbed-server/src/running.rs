@@ -1,21 +1,16 @@
 //! A server from its start to its end, by signals.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
-use tierbed_serve::{
-    Follow, Following, LogLevel, LogOptions, Opener, ServeOptions, Server, TlsFiles,
-};
-use tierbed_snapshot::Snapshot;
+use tierbed_serve::{LogLevel, LogOptions, ServeOptions, Server, TlsFiles};
 
 use crate::manager::Manager;
-use crate::opening;
-use crate::options::{Options, Versions};
+use crate::options::Options;
+use crate::source::Source;
 use crate::values::words;
 
 /// Time between two looks for signals.
@@ -42,7 +37,10 @@ pub(crate) fn serve(options: &Options) -> Result<Ended> {
     let manager = Manager::find()?;
     let (model_name, place) = place(options)?;
     let serving = serving(options, model_name)?;
-    let source = source(&place, options)?;
+    let source = Source::open(&place, options)?;
+    if let Some(behind) = source.behind() {
+        eprintln!("tierbed-server: {behind}");
+    }
     let snapshot = source.snapshot();
     if snapshot.attachment_names().iter().any(|name| name == DENSE) {
         eprintln!("the snapshot has a model: this server answers lookups, tierbed serve both");
@@ -102,53 +100,6 @@ fn until_told(server: &Server, signals: &mut Signals, manager: &Manager, drain_s
         }
     }
     true
-}
-
-/// Where rows come from.
-enum Source {
-    Folder(Arc<Snapshot>),
-    Channel(Box<Following>),
-}
-
-impl Source {
-    fn snapshot(&self) -> &Arc<Snapshot> {
-        match self {
-            Self::Folder(snapshot) => snapshot,
-            Self::Channel(following) => following.snapshot(),
-        }
-    }
-}
-
-/// Opens what a place names: a folder, or the channel of a location.
-fn source(place: &str, options: &Options) -> Result<Source> {
-    let Versions { local, poll, sync_bandwidth, swap_share } = &options.versions;
-    let Some(local) = local else {
-        if place.contains('@') && !Path::new(place).exists() {
-            return Err(Error::invalid("the versions of a channel need a folder of this machine")
-                .with("found", place)
-                .with("remedy", "add --local FOLDER; each server has its own"));
-        }
-        let snapshot = opening::open(Path::new(place), &options.reading)?;
-        opening::record(&snapshot, &options.recording)?;
-        return Ok(Source::Folder(snapshot));
-    };
-    if options.recording.record.is_some() {
-        return Err(Error::invalid("queries of a channel that is followed cannot be recorded")
-            .with("remedy", "record at a server of one version: its folder, without --local"));
-    }
-    let follow = Follow {
-        poll: Duration::from_secs_f64(*poll),
-        sync_bytes_per_s: sync_bandwidth.map(|size| size.0),
-        swap_share: *swap_share,
-        ..Follow::parse(place, local.clone())?
-    };
-    let reading = options.reading.clone();
-    let opener = Opener::new(move |folder| opening::options(folder, &reading));
-    let following = Following::begin(follow, opener)?;
-    if let Some(error) = following.behind() {
-        eprintln!("tierbed-server: version {} answers: {error}", following.version());
-    }
-    Ok(Source::Channel(Box::new(following)))
 }
 
 /// Returns the model's name and the place of what is served.

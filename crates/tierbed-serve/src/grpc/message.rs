@@ -10,7 +10,7 @@ use super::pb::model_infer_request::{InferInputTensor, InferRequestedOutputTenso
 use super::pb::model_infer_response::InferOutputTensor;
 use super::pb::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use super::reply;
-use crate::oip::inputs::{collect, unknown, Data, Tensor};
+use crate::oip::inputs::{collect, lengths, unknown, Data, Tensor};
 use crate::oip::outputs::Outputs;
 use crate::oip::request::{check_once, unsupported, Form, Hurry, Named, Request};
 use crate::oip::VERSION;
@@ -90,6 +90,7 @@ pub(crate) fn request(message: Bytes) -> Result<Request> {
         output_dtype: word(&mut parameters, "output_dtype")?,
         tensors,
         outputs,
+        takes_all: false,
         is_binary: true,
         raw_bytes,
         form: Form::Message,
@@ -98,12 +99,7 @@ pub(crate) fn request(message: Bytes) -> Result<Request> {
 
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<Tensor> {
     let InferInputTensor { name, datatype, shape, contents, .. } = input;
-    let lengths = shape.iter().map(|length| usize::try_from(*length));
-    let lengths: std::result::Result<Vec<_>, _> = lengths.collect();
-    let Ok(lengths) = lengths else {
-        return Err(Error::invalid("length of a dimension is below 0")
-            .with("shape", format_args!("{shape:?}")));
-    };
+    let lengths = lengths(&shape)?;
     let data = match (raw, contents) {
         (Some(raw), None) => Data::from_bytes(&datatype, raw)?,
         (None, Some(contents)) => typed(&datatype, contents)?,

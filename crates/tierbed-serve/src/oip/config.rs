@@ -12,13 +12,17 @@ use crate::routes::{Service, Shared};
 /// The output that has all pooled features side by side.
 pub(super) const POOLED: &str = "pooled";
 
-/// One tensor of a model; -1 is a length that requests choose.
-#[derive(Debug)]
-pub(crate) struct Tensor {
-    pub(crate) name: String,
-    pub(crate) datatype: &'static str,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) is_optional: bool,
+/// One tensor of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name in requests and answers.
+    pub name: String,
+    /// `INT64` or `FP32`.
+    pub datatype: &'static str,
+    /// Its lengths; -1 is one that requests choose.
+    pub shape: Vec<i64>,
+    /// Whether tools that make up requests leave it out.
+    pub is_optional: bool,
 }
 
 fn tensor(name: impl Into<String>, datatype: &'static str, shape: &[i64]) -> Tensor {

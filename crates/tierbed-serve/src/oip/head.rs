@@ -160,6 +160,7 @@ impl Parts {
             output_dtype,
             tensors: inputs::read(inputs, self.binary.clone())?,
             outputs,
+            takes_all: false,
             is_binary,
             raw_bytes: self.binary.len(),
             form: Form::Json,

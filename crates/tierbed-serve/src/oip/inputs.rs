@@ -185,6 +185,17 @@ impl Data {
     }
 }
 
+/// Reads the lengths of a tensor.
+///
+/// # Errors
+/// `Invalid` for one below 0.
+pub(crate) fn lengths(shape: &[i64]) -> Result<Vec<usize>> {
+    let lengths = shape.iter().map(|length| usize::try_from(*length));
+    lengths.collect::<std::result::Result<_, _>>().map_err(|_| {
+        Error::invalid("length of a dimension is below 0").with("shape", format_args!("{shape:?}"))
+    })
+}
+
 fn from_json(datatype: &str, json: &str) -> Result<Data> {
     match datatype {
         "INT64" | "INT32" => Ok(Data::Integers(Ids::Copied(numbers(json)?))),

@@ -25,6 +25,13 @@ struct Wanted {
     is_binary: bool,
 }
 
+/// What a request asks, before there is room for its answer.
+pub(crate) struct Resolved {
+    pub(crate) queries: Vec<Query>,
+    pub(crate) outputs: Outputs,
+    pub(crate) sample_count: u64,
+}
+
 /// Decodes a request, checks it, and makes room for its answer.
 ///
 /// # Errors
@@ -34,9 +41,48 @@ pub(crate) fn prepare(
     request: Request,
     mut held: Held,
 ) -> std::result::Result<Prepared, Refusal> {
+    let resolved = resolve(service, request, &mut held)?;
+    let Resolved { mut queries, outputs, sample_count } = resolved;
+    let encode_cost = outputs.encode_cost();
+    let head = outputs.head_of_whole(&queries)?;
+    make_room(service.source(), &mut queries, head.as_deref().unwrap_or_default())?;
+    let head_bytes = head.map(|head| head.len());
+    let encode = move |mut queries: Vec<Query>| match (queries.pop(), head_bytes) {
+        (Some(query), Some(head_bytes)) => {
+            Ok(outputs.body(query.matrix.into_bytes(), Some(head_bytes)))
+        }
+        (last, _) => {
+            queries.extend(last);
+            Ok(outputs.encode(&queries)?)
+        }
+    };
+    Ok(Prepared { queries, held, sample_count, encode_cost, encode: Box::new(encode) })
+}
+
+/// Checks the ids of queries, and makes room for their answers behind `head`.
+///
+/// # Errors
+/// `Invalid` for ids that are no rows.
+pub(crate) fn make_room(source: Source<'_>, queries: &mut [Query], head: &[u8]) -> Result<()> {
+    for query in queries {
+        query.check_ids(source)?;
+        query.make_room(head);
+    }
+    Ok(())
+}
+
+/// Decodes a request and checks all but its ids; takes the memory that its answer needs.
+///
+/// # Errors
+/// As [`prepare`].
+pub(crate) fn resolve(
+    service: &Serving<'_>,
+    request: Request,
+    held: &mut Held,
+) -> std::result::Result<Resolved, Refusal> {
     let (source, limits) = (service.source(), &service.limits);
-    let Request { id, pooling, output_dtype, tensors, outputs, is_binary, raw_bytes, form } =
-        request;
+    let Request { id, pooling, output_dtype, tensors, outputs, takes_all, .. } = request;
+    let Request { is_binary, raw_bytes, form, .. } = request;
     let given = Given::read(source, tensors, limits)?;
     let sample_count = given.sample_count() as u64;
     let pooling = pooling.as_deref().map(parse_pooling).transpose()?;
@@ -46,13 +92,16 @@ pub(crate) fn prepare(
         Asked { feature, pooling }
     };
     let all: Vec<_> = given_features.into_iter().map(pooled_by).collect();
-    let wanted = wanted(source, &all, outputs, is_binary)?;
+    let wanted = match takes_all {
+        true => every(source, &all, is_binary),
+        false => wanted(source, &all, outputs, is_binary)?,
+    };
     let is_needed = |asked: &&Asked| {
         wanted.iter().any(|wanted| wanted.feature.is_none_or(|feature| feature == asked.feature))
     };
     let needed: Vec<Asked> = all.iter().filter(is_needed).copied().collect();
     let joined = given.join(source, &needed, limits)?;
-    let mut queries = joined.queries;
+    let queries = joined.queries;
     let outputs = wanted.into_iter().map(|Wanted { name, feature, is_binary }| {
         let place = needed.iter().zip(&joined.places);
         let place = place.clone().find(|(asked, _)| Some(asked.feature) == feature);
@@ -73,30 +122,27 @@ pub(crate) fn prepare(
     outputs.check()?;
     let answer_bytes = outputs.byte_count();
     check_answer(answer_bytes, limits)?;
-    let encode_cost = outputs.encode_cost();
     // Ids may be looked up where they came in.
     held.resize(answer_bytes + raw_bytes)?;
-    let head = outputs.head_of_whole(&queries)?;
-    for query in &mut queries {
-        query.check_ids(source)?;
-        query.make_room(head.as_deref().unwrap_or_default());
-    }
-    let head_bytes = head.map(|head| head.len());
-    let encode = move |mut queries: Vec<Query>| match (queries.pop(), head_bytes) {
-        (Some(query), Some(head_bytes)) => {
-            Ok(outputs.body(query.matrix.into_bytes(), Some(head_bytes)))
-        }
-        (last, _) => {
-            queries.extend(last);
-            Ok(outputs.encode(&queries)?)
-        }
-    };
-    Ok(Prepared { queries, held, sample_count, encode_cost, encode: Box::new(encode) })
+    Ok(Resolved { queries, outputs, sample_count })
 }
 
 fn whole_shape(queries: &[Query]) -> [usize; 2] {
     let Some(query) = queries.first() else { panic!("a lookup of no feature was not refused") };
     [query.row_count(), query.plan.layout.output_dim()]
+}
+
+/// Returns every output that the given features have.
+fn every(source: Source<'_>, given: &[Asked], is_binary: bool) -> Vec<Wanted> {
+    let is_pooled = given.iter().all(|asked| asked.pooling != Pooling::None);
+    let pooled = Wanted { name: POOLED.to_owned(), feature: None, is_binary };
+    let own = given.iter().map(|asked| {
+        let name = source.feature(asked.feature).name.clone();
+        Wanted { name, feature: Some(asked.feature), is_binary }
+    });
+    // Of a feature of that name the output cannot be asked for.
+    let own = own.filter(|wanted| !is_pooled || wanted.name != POOLED);
+    is_pooled.then_some(pooled).into_iter().chain(own).collect()
 }
 
 /// Resolves the outputs of a request; when it names none, all pooled features side by side, or
@@ -113,11 +159,7 @@ fn wanted(
         return Ok(vec![pooled(default)]);
     }
     if outputs.is_empty() {
-        let every = given.iter().map(|asked| {
-            let name = source.feature(asked.feature).name.clone();
-            Wanted { name, feature: Some(asked.feature), is_binary: default }
-        });
-        return Ok(every.collect());
+        return Ok(every(source, given, default));
     }
     let mut wanted: Vec<Wanted> = Vec::with_capacity(outputs.len());
     for Named { name, is_binary } in outputs {

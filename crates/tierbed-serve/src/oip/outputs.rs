@@ -57,7 +57,8 @@ impl Dtype {
         }
     }
 
-    fn append(self, values: &[f32], out: &mut Vec<u8>) {
+    /// Appends numbers as they are on the wire.
+    pub(crate) fn append(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
             // In memory as on the wire, since both are little-endian.
             Self::F32 => out.extend_from_slice(bytemuck::cast_slice(values)),
@@ -97,7 +98,10 @@ impl Output {
     }
 
     /// Goes through the elements, slice by slice.
-    fn slices<'a>(&'a self, queries: &'a [Query]) -> Box<dyn Iterator<Item = &'a [f32]> + 'a> {
+    pub(crate) fn slices<'a>(
+        &'a self,
+        queries: &'a [Query],
+    ) -> Box<dyn Iterator<Item = &'a [f32]> + 'a> {
         match &self.from {
             Origin::Query(at) => {
                 Box::new(queries.get(*at).into_iter().map(|query| query.matrix.get()))

@@ -14,6 +14,8 @@ pub(crate) struct Request {
     pub(crate) tensors: Vec<Tensor>,
     /// What is asked for; none: what the model answers by default.
     pub(crate) outputs: Vec<Named>,
+    /// All is asked for that the inputs give, whatever is named.
+    pub(crate) takes_all: bool,
     /// Outputs that are not named are answered as binary data.
     pub(crate) is_binary: bool,
     /// Bytes of the body that tensors may lie in.

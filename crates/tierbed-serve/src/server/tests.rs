@@ -25,6 +25,7 @@ mod batches;
 mod deltas;
 mod follow;
 mod grpc;
+mod hosted;
 mod inline;
 mod limits;
 mod models;

@@ -104,3 +104,25 @@ fn files_that_cannot_be_read_are_refused_until_one_is_named_that_can() {
     std::fs::write(&path, "slow-ms = 5\n").unwrap();
     assert_eq!(values(&path).unwrap().len(), 1);
 }
+
+#[test]
+fn a_host_sets_options_without_command_line_and_environment() {
+    let set = |name: &str, value: &str| Setting { name: name.into(), value: value.into() };
+    let options = Options::of_settings(&[
+        set("snapshot", "/data/ads"),
+        set("dram-budget", "64MiB"),
+        set("cache", "lru,int8:lru:2"),
+        set("poll", "500ms"),
+    ])
+    .unwrap();
+    assert_eq!(options.snapshot.as_deref(), Some("/data/ads"));
+    assert_eq!(options.reading.dram_budget.0, 64 << 20);
+    assert_eq!((options.reading.cache.as_str(), options.versions.poll), ("lru,int8:lru:2", 0.5));
+    assert_eq!(options.limits.indices_max, tierbed_serve::Limits::default().indices_max);
+    for (name, value, expected) in
+        [("dram-budget", "much", "write a size"), ("dram", "1GiB", "write dram-budget")]
+    {
+        let told = Options::of_settings(&[set(name, value)]).unwrap_err().to_string();
+        assert!(told.contains(expected), "{told}");
+    }
+}

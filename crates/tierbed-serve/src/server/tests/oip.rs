@@ -5,14 +5,14 @@ use crate::coding::{Coding, Inflating};
 use crate::predictor::{Batch, ModelInputs, ModelOutput};
 
 /// An answer's JSON and its binary outputs, by name.
-struct Inferred {
-    status: u16,
-    json: Value,
-    binary: HashMap<String, Vec<u8>>,
+pub(super) struct Inferred {
+    pub(super) status: u16,
+    pub(super) json: Value,
+    pub(super) binary: HashMap<String, Vec<u8>>,
 }
 
 impl Inferred {
-    fn error(&self) -> &str {
+    pub(super) fn error(&self) -> &str {
         self.json["error"].as_str().unwrap()
     }
 
@@ -32,7 +32,7 @@ fn input(name: &str, shape: &[usize], datatype: &str, data: &Value) -> Value {
     json!({"name": name, "shape": shape, "datatype": datatype, "data": data})
 }
 
-fn binary(name: &str, shape: &[usize], datatype: &str, bytes: &[u8]) -> Value {
+pub(super) fn binary(name: &str, shape: &[usize], datatype: &str, bytes: &[u8]) -> Value {
     json!({"name": name, "shape": shape, "datatype": datatype,
         "parameters": {"binary_data_size": bytes.len()}})
 }
@@ -64,7 +64,7 @@ fn infer_at(server: &Server, path: &str, request: &Value, tail: &[u8]) -> Inferr
     Inferred { status: answer.status, json, binary }
 }
 
-fn infer(server: &Server, request: &Value, tail: &[u8]) -> Inferred {
+pub(super) fn infer(server: &Server, request: &Value, tail: &[u8]) -> Inferred {
     infer_at(server, "/v2/models/tierbed.rows/infer", request, tail)
 }
 
