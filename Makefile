@@ -51,7 +51,7 @@ endif
 .PHONY: help
 help: ## Print this list
 	@echo 'make <word>:'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 # ---------------------------------------------------------------- set-up
 
@@ -100,6 +100,17 @@ server: ## Build tierbed-server into build/server and check what it needs
 	@mkdir -p build/server
 	@strip --strip-debug -o build/server/tierbed-server target/release/tierbed-server
 	@$(STEP) 'check server' scripts/check-server build/server/tierbed-server
+
+# ---------------------------------------------------------------- the backend for Triton
+
+BACKEND := build/backends/tierbed/libtriton_tierbed.so
+
+.PHONY: triton-backend
+triton-backend: ## Build the backend for Triton into build/backends and check what it needs
+	@$(STEP) 'libtriton_tierbed.so (release build)' cargo build --quiet --release --locked -p tierbed-triton
+	@mkdir -p build/backends/tierbed
+	@strip --strip-debug -o $(BACKEND) target/release/libtriton_tierbed.so
+	@$(STEP) 'check backend' scripts/check-backend $(BACKEND)
 
 # ---------------------------------------------------------------- the main job
 

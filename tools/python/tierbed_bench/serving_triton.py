@@ -32,6 +32,7 @@ from tierbed_bench.serving_triton_models import write_rows_model
 __all__ = [
     "ROWS_MODEL",
     "Triton",
+    "own_backends",
     "rows_served",
     "triton",
     "triton_packages",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 ENVIRONMENT = Path(__file__).parents[3] / ".tools" / "triton"
+# Where `make triton-backend` puts the backend of Tierbed.
+BACKENDS = Path(__file__).parents[3] / "build" / "backends"
 # The model of the benchmark.
 ROWS_MODEL = "tierbed.rows"
 # Rows of a snapshot that are read at once.
@@ -108,6 +111,17 @@ def triton_packages() -> Path:
     return _places().packages
 
 
+def own_backends() -> Path:
+    """The folder of backends that has Tierbed's.
+
+    Raises:
+        AbsentError: It was not built.
+    """
+    if not (BACKENDS / "tierbed" / "libtriton_tierbed.so").exists():
+        raise AbsentError("Tierbed's backend is not here; run make triton-backend")
+    return BACKENDS
+
+
 def write_table(snapshot: tb.Snapshot, name: str, path: Path) -> int:
     """Writes all rows of a table as a file of NumPy; returns the elements of a row."""
     [table] = (one for one in snapshot.tables() if one["name"] == name)
@@ -150,12 +164,16 @@ def rows_served(snapshot: Path, folder: Path, features: int) -> Iterator[Triton]
 
 
 @contextlib.contextmanager
-def triton(repository: Path, *, loads: Sequence[str] = ()) -> Iterator[Triton]:
+def triton(
+    repository: Path, *, loads: Sequence[str] = (), backends: Path | None = None
+) -> Iterator[Triton]:
     """Starts a server over a repository of models; ends it afterwards.
 
     Args:
         repository: Folder of models.
         loads: Models that are loaded now and again by request; else all are, once.
+        backends: Folder of backends, which complete configurations; else Triton's own, which
+            do not.
 
     Raises:
         AbsentError: Triton is not installed.
@@ -164,9 +182,10 @@ def triton(repository: Path, *, loads: Sequence[str] = ()) -> Iterator[Triton]:
     http, grpc = free_port(), free_port()
     call = [str(places.home / "bin" / "tritonserver")]
     call += [f"--model-repository={repository}"]
-    call += [f"--backend-directory={places.home / 'backends'}"]
+    call += [f"--backend-directory={backends or places.home / 'backends'}"]
     call += ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
-    call += [f"--http-port={http}", f"--grpc-port={grpc}", "--disable-auto-complete-config"]
+    call += [f"--http-port={http}", f"--grpc-port={grpc}"]
+    call += ["--disable-auto-complete-config"] if backends is None else []
     if loads:
         call += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in loads)]
     log_path = repository.parent / "triton.log"

@@ -39,7 +39,7 @@ const fn row(
 }
 
 /// All crates, bottom first. ARCHITECTURE.md draws the same picture.
-const CRATES: [Crate; 22] = [
+const CRATES: [Crate; 23] = [
     row("tierbed-core", &[], &[]),
     row("tierbed-kernels", &["core"], &[]),
     row("tierbed-io", &["core"], &["sim"]),
@@ -65,6 +65,7 @@ const CRATES: [Crate; 22] = [
     ),
     row("tierbed-serve", &["core", "io", "remote", "snapshot"], &["sim"]),
     row("tierbed-server", &["core", "io", "kernels", "snapshot", "serve"], &["remote"]),
+    row("tierbed-triton", &["core", "serve", "server"], &["io", "snapshot"]),
     row(
         "tierbed-bench",
         &[
@@ -113,9 +114,11 @@ const LAB_GLUE: &str = "tools/python/native/";
 const FUZZ_ENTRIES: &str = "tools/fuzz/entries/";
 
 /// A crate, and what it must not reach through any chain of arrows of the table.
-const NEVER: [(&str, &[&str]); 6] = [
+const NEVER: [(&str, &[&str]); 7] = [
     // The program without Python is its server and a snapshot.
     ("server", &["train", "data", "placement", "lsm", "store"]),
+    // Within Triton the same.
+    ("triton", &["train", "data", "placement", "lsm", "store"]),
     // A server answers lookups: no training, no readers of logs, no partitioner.
     ("serve", &["train", "data", "placement", "lsm", "store"]),
     // Serving must not need what was computed off-line for it.
