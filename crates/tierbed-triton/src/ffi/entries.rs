@@ -5,8 +5,9 @@ use std::ptr;
 
 use tierbed_serve::ServeOptions;
 
-use super::host::{check_version, log_info, prefer_processor, Instance, Model, Request};
+use super::host::{check_version, log_info, prefer_processor, Instance, Model};
 use super::raw;
+use super::requests::Request;
 use crate::config::Config;
 use crate::execute::{answer, settle};
 use crate::failure::{Failure, Result};

@@ -4,14 +4,16 @@
 //!
 //! Triton's process has the functions of [`raw`]: they are found when it opens the library. It
 //! keeps what its pointers name until the call that it made returns, or until a request or response
-//! is given away. The types of [`host`] are no longer than that. Nothing unwinds into Triton: a
-//! panic becomes an error INTERNAL.
+//! is given away. The types of [`host`] and [`requests`] live no longer than that. Nothing unwinds
+//! into Triton: a panic becomes an error INTERNAL.
 
 mod entries;
 mod host;
 mod raw;
+mod requests;
 
-pub(crate) use host::{log_error, now_ns, Instance, Request, Response, Times};
+pub(crate) use host::{log_error, now_ns, Instance, Times};
+pub(crate) use requests::{Request, Response};
 
 #[cfg(test)]
 mod tests;
