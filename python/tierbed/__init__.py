@@ -75,9 +75,11 @@ if TYPE_CHECKING:
         testing as testing,
         train as train,
     )
+    from tierbed.serve import compile_dense as compile_dense
 else:
     # Loaded on first use, so that importing the package stays quick.
-    __getattr__ = lazy_names(__name__, dict.fromkeys(("cli", "dist", "recipes", "testing"), ""))
+    _LAZY = dict.fromkeys(("cli", "dist", "recipes", "testing"), "")
+    __getattr__ = lazy_names(__name__, {**_LAZY, "serve": "compile_dense"})
 
 __version__ = _version()
 
@@ -128,6 +130,7 @@ __all__ = [
     "UnsupportedError",
     "Versions",
     "__version__",
+    "compile_dense",
     "data",
     "errors",
     "find_neighbours",

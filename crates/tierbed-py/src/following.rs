@@ -12,7 +12,7 @@ use tierbed_serve::{Follow, Following, Opener, Server};
 use crate::errors::run;
 use crate::opened::OpenedSnapshot;
 use crate::plain::Plain;
-use crate::server::{self, NativeServer};
+use crate::server::{self, Asked, NativeServer};
 use crate::snapshot::{self, NativeSnapshot};
 use crate::tier_budget::NativeTierBudget;
 
@@ -129,7 +129,10 @@ impl NativeFollowing {
         model: Option<Py<PyAny>>,
         options: Plain<server::GivenOptions>,
     ) -> PyResult<NativeServer> {
-        NativeServer::begin(py, address, model, options.0, |options, predictor| {
+        let first =
+            || self.with(|it| it.as_ref().map(|it| Arc::clone(it.snapshot())).ok_or_else(taken));
+        let asked = Asked { snapshot: first, model };
+        NativeServer::begin(py, address, asked, options.0, |options, predictor| {
             let following = self.with(|following| following.take().ok_or_else(taken))?;
             Server::follow(options, following, predictor)
         })

@@ -7,6 +7,7 @@
 
 mod codec;
 mod coded;
+mod compiled;
 mod data;
 mod ending;
 mod errors;

@@ -14,8 +14,8 @@ use crate::plain::Plain;
 use crate::tensors::{matrix, Tensor};
 
 /// The configuration and the dense parameters of a published model, as Python names them.
-const MODEL: &str = "model.json";
-const DENSE: &str = "dense.safetensors";
+pub(crate) const MODEL: &str = "model.json";
+pub(crate) const DENSE: &str = "dense.safetensors";
 
 /// A model of Python. It says what it takes and answers by `inputs` and `outputs`; `score(dense,
 /// rows)` gets capsules of DLPack and returns a tensor per output; `successor(config, dense)` makes

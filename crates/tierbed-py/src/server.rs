@@ -9,8 +9,9 @@ use tierbed_core::{Error, Result};
 use tierbed_io::process::Owned;
 use tierbed_io::FsFolder;
 use tierbed_serve::{Limits, LogLevel, LogOptions, Predictor, ServeOptions, Server, TlsFiles};
-use tierbed_snapshot::Generation;
+use tierbed_snapshot::{Generation, Snapshot};
 
+use crate::compiled::CompiledPredictor;
 use crate::errors::run;
 use crate::plain::Plain;
 use crate::predictor::PythonPredictor;
@@ -20,6 +21,23 @@ use crate::snapshot::NativeSnapshot;
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeServer {
     server: Owned<Server>,
+}
+
+/// What scores samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Predict {
+    /// A module of Python.
+    #[default]
+    Python,
+    /// The compiled model that was published.
+    Aoti,
+}
+
+/// A snapshot that answers first, and the module that was given for it.
+pub(crate) struct Asked<S> {
+    pub(crate) snapshot: S,
+    pub(crate) model: Option<Py<PyAny>>,
 }
 
 #[derive(Default, serde::Deserialize)]
@@ -38,6 +56,7 @@ pub(crate) struct GivenOptions {
     lookup_threads: Option<usize>,
     snapshot_name: Option<String>,
     model_name: Option<String>,
+    predict: Predict,
     log_level: Option<String>,
     access_log: Option<bool>,
     slow_ms: Option<u64>,
@@ -78,19 +97,29 @@ impl GivenOptions {
 }
 
 impl NativeServer {
-    /// Makes one by `start`, with a model of Python.
+    /// Makes one by `start`, with a model of Python or the compiled one of the snapshot.
     pub(crate) fn begin(
         py: Python<'_>,
         address: &str,
-        model: Option<Py<PyAny>>,
+        asked: Asked<impl FnOnce() -> Result<Arc<Snapshot>> + Send>,
         options: GivenOptions,
         start: impl FnOnce(&ServeOptions, Option<Arc<dyn Predictor>>) -> Result<Server> + Send,
     ) -> PyResult<Self> {
+        let Asked { snapshot, model } = asked;
         let predictor = model
             .map(|model| PythonPredictor::new(py, model))
             .transpose()?
             .map(|predictor| Arc::new(predictor) as Arc<dyn Predictor>);
-        let server = run(py, || start(&GivenOptions::options(options, address)?, predictor))?;
+        let is_compiled = options.predict == Predict::Aoti;
+        let server = run(py, || {
+            let options = GivenOptions::options(options, address)?;
+            if !is_compiled {
+                return start(&options, predictor);
+            }
+            let threads = options.lookup_threads;
+            let compiled = CompiledPredictor::load(&snapshot()?.view(), threads)?;
+            start(&options, Some(Arc::new(compiled)))
+        })?;
         let remedy = "start another one in the process that shall answer";
         Ok(Self { server: Owned::new(server, "the server", remedy) })
     }
@@ -107,7 +136,8 @@ impl NativeServer {
         options: Plain<GivenOptions>,
     ) -> PyResult<Self> {
         let handle = snapshot.get();
-        Self::begin(snapshot.py(), address, model, options.0, |options, predictor| {
+        let asked = Asked { snapshot: || handle.shared(), model };
+        Self::begin(snapshot.py(), address, asked, options.0, |options, predictor| {
             Server::start(options, handle.shared()?, predictor)
         })
     }

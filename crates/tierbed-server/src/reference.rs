@@ -85,8 +85,8 @@ options. `cargo x config` writes this page from the table in
 
 `--print-config` prints what is in force, as such a file, and says where each value comes from. An
 unknown key of the file is refused with its line and the nearest known one. `SNAPSHOT` is the key
-`snapshot`. `tierbed serve` reads the command line only; it has `--threads` besides, the threads of
-torch for predictions.
+`snapshot`. `tierbed serve` reads the command line only. For predictions it has two options besides:
+`--threads`, the threads of torch for a batch, and `--predict`, `python` or `aoti`: what scores.
 
 | unit | is |
 |---|---|

@@ -57,6 +57,7 @@ PUBLIC = [
     "UnsupportedError",
     "Versions",
     "__version__",
+    "compile_dense",
     "data",
     "errors",
     "find_neighbours",
@@ -73,9 +74,9 @@ PARAMETERS = {
     "disk_quota checkpoint vocabulary_dram shards read_only "
     "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
-    "Store.publish": "self path model base changes placement codec attachments progress",
+    "Store.publish": "self path model base changes placement codec attachments compiled progress",
     "Publisher": "store model location channel delta_every full_every keep local checkpoint "
-    "placement codec attachments on_error",
+    "placement codec attachments compiled on_error",
     "Versions.pull": "self to channel version bandwidth progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",

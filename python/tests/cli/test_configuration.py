@@ -12,7 +12,7 @@ from tierbed.cli import _register, app
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 #: Of torch, which the server without Python has not.
-ONLY_PYTHON = {"--threads"}
+ONLY_PYTHON = {"--threads", "--predict"}
 
 
 def of_the_page() -> dict[str, tuple[str, str]]:

@@ -31,6 +31,7 @@ PlaceMethod = Literal[
     "random", "by_frequency", "shp", "rpp", "fpr", "maxembed", "grown", PublishedMethod
 ]
 Pooling = Literal["sum", "mean"]
+PredictMode = Literal["python", "aoti"]
 SnapshotBackend = Literal["direct", "mmap", "memory"]
 
 

@@ -18,12 +18,17 @@ from tierbed.serve.snapshot import Snapshot
 from tierbed.serve.versions import Versions
 
 if TYPE_CHECKING:
+    from tierbed.serve.compiled import compile_dense
     from tierbed.serve.models import ModelFeature, ServedModel, load_model
     from tierbed.serve.server import Limits, ServeOptions, Server
 else:
     __getattr__ = lazy_names(
         __name__,
-        {"models": "ModelFeature ServedModel load_model", "server": "Limits ServeOptions Server"},
+        {
+            "compiled": "compile_dense",
+            "models": "ModelFeature ServedModel load_model",
+            "server": "Limits ServeOptions Server",
+        },
     )
 
 __all__ = [
@@ -42,6 +47,7 @@ __all__ = [
     "TierPlan",
     "TierTable",
     "Versions",
+    "compile_dense",
     "find_neighbours",
     "load_model",
     "plan_tiers",

@@ -7,13 +7,14 @@ go to the dense model of the snapshot, or to a :class:`~tierbed.serve.ServedMode
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from tierbed._native import NativeServer
-from tierbed.config.words import LogLevel, NotNegative, Positive
+from tierbed.config.words import LogLevel, NotNegative, Positive, PredictMode, check_word
+from tierbed.errors import InvalidError
 from tierbed.results import Generation
 from tierbed.serve.follow import Follow
 from tierbed.serve.models import Scorer, ServedModel, load_model
@@ -92,6 +93,8 @@ class ServeOptions:
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
         snapshot_name: The snapshot's name in answers; None: its folder's name.
         model_name: The model's name in the Open Inference Protocol; lookups are ``NAME.rows``.
+        predict: What scores samples: a module of Python, or with ``aoti`` the compiled model that
+            was published, whose code then runs in this process.
         log_level: The least important lines written to standard error, one JSON object each.
         access_log: Write a line for every request, too, at level info.
         slow_ms: Requests that take longer are written.
@@ -111,6 +114,7 @@ class ServeOptions:
     lookup_threads: Positive | None = None
     snapshot_name: str | None = None
     model_name: str = "tierbed"
+    predict: PredictMode = "python"
     log_level: LogLevel = "warn"
     access_log: bool = False
     slow_ms: NotNegative = 1_000
@@ -135,6 +139,10 @@ class Server:
         model: The model to ask: a module with a ``head``, perhaps as a :class:`ServedModel`. By
             default the click model that the snapshot was published with.
         options: Limits, threads, log, and deltas to follow.
+
+    Raises:
+        InvalidError: Options out of range, or a model that cannot be served. With ``aoti`` also a
+            module that is given, and a compiled model that is missing or of something else.
 
     Examples:
         >>> from tierbed.serve import Server
@@ -163,14 +171,24 @@ class Server:
         options: ServeOptions | None = None,
     ) -> None:
         given = options or ServeOptions()
+        check_word("predict", given.predict, PredictMode)
+        if not with_model:
+            given = replace(given, predict="python")
+        is_compiled = given.predict == "aoti"
+        if is_compiled and model is not None:
+            raise InvalidError(
+                "a compiled model comes with its snapshot; leave out model, or predict by python"
+            )
+        self._predicts = is_compiled
+        asks = with_model and not is_compiled
         if isinstance(snapshot, Snapshot):
-            self._scorer = _scorer(model, snapshot) if with_model else None
+            self._scorer = _scorer(model, snapshot) if asks else None
             self._native = NativeServer(snapshot.native, address, self._scorer, given)
             return
         following = snapshot.begin()
         # Closed before the server has it: a version leaves memory when the next one answers.
         with Snapshot(following.snapshot(), os.fspath(snapshot.local)) as first:
-            self._scorer = _scorer(model, first) if with_model else None
+            self._scorer = _scorer(model, first) if asks else None
         self._native = following.serve(address, self._scorer, given)
 
     @property
@@ -191,7 +209,7 @@ class Server:
     @property
     def predicts(self) -> bool:
         """Whether ``/v1/predict`` has a model."""
-        return self._scorer is not None
+        return self._predicts or self._scorer is not None
 
     def wait(self, timeout_s: float) -> bool:
         """Waits; True when the server has stopped.

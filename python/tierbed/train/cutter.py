@@ -40,6 +40,7 @@ class Source:
         placement: As of :meth:`tierbed.Store.publish`.
         codec: As of :meth:`tierbed.Store.publish`.
         attachments: Further named bytes, or what returns them.
+        compiled: Those of the compiled model, if it was compiled.
     """
 
     store: Store
@@ -48,6 +49,7 @@ class Source:
     placement: PlacementFiles | None
     codec: TableCodecs | None
     attachments: Attachments | None
+    compiled: Mapping[str, bytes]
 
 
 class Cutter:
@@ -125,6 +127,7 @@ class Cutter:
         given, store, model = self._source.attachments, self._source.store, self._source.model
         attachments = dict((given() if callable(given) else given) or {})
         # Training stands still from the step to here, so this is when the step committed.
+        attachments.update(self._source.compiled)
         attachments.setdefault(COMMITTED, committed_now())
         out = self._local.writing
         self._local.drop(out)

@@ -21,7 +21,7 @@ from tierbed.train.channel import ChannelView, Cut, Target
 from tierbed.train.cutter import Attachments, Cutter, Source
 from tierbed.train.published import Counts
 from tierbed.train.publishing import LocalFolder, Rules
-from tierbed.train.store import Store
+from tierbed.train.store import Store, compiled_parts
 from tierbed.train.upload import Upload
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Publisher:
         placement: As of :meth:`tierbed.Store.publish`; there are no deltas then.
         codec: As of :meth:`tierbed.Store.publish`.
         attachments: Further named bytes, or a function that returns them for each version.
+        compiled: Also compile ``model``, once and now, for servers that predict by ``aoti``.
         on_error: What :meth:`step` does about a version that failed: ``"warn"`` logs it, and
             :meth:`stats` tells it; ``"raise"`` raises it.
 
@@ -101,6 +102,7 @@ class Publisher:
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
         attachments: Attachments | None = None,
+        compiled: bool = False,
         on_error: OnPublishError = "warn",
     ) -> None:
         check_word("on_error", on_error, OnPublishError)
@@ -117,6 +119,7 @@ class Publisher:
             raise InvalidError(
                 "a store without a path has no place for what deltas are made against; give local"
             )
+        code = compiled_parts(model, store) if compiled else {}
         place = Path(f"{store.path}.published", channel) if local is None else Path(local)
         place = place.absolute()
         keep_s = _seconds(keep, "keep")
@@ -134,6 +137,7 @@ class Publisher:
             placement=placement,
             codec=codec,
             attachments=attachments,
+            compiled=code,
         )
         self._cutter = Cutter(source, self._rules, self._local, self._view)
         self._upload: Upload | None = None

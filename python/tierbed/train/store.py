@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tierbed._native_options import StoreOptions
 
-__all__ = ["Store"]
+__all__ = ["Store", "compiled_parts"]
 
 EXTRA = "extra.pt"
 RNG = "rng.pt"
@@ -561,6 +561,7 @@ class Store(StoreRows):
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
         attachments: Mapping[str, bytes] | None = None,
+        compiled: bool = False,
         progress: Progress | None = None,
     ) -> SnapshotReport:
         """Writes the newest version of every written row into a serving snapshot.
@@ -583,9 +584,13 @@ class Store(StoreRows):
                 a scale of its own; for all tables, or by table. By default f32. A delta keeps
                 rows as its base does.
             attachments: Further named bytes.
+            compiled: Also compile ``model``, as :func:`tierbed.serve.compile_dense` does, which
+                takes some seconds; its result among ``attachments`` does for several versions.
             progress: Called with (rows done, rows in all).
         """
         parts = dict(attachments or {})
+        if compiled:
+            parts.update(compiled_parts(model, self))
         if model is not None:
             parts.update(state.model_attachments(model))
         tables = self.tables()
@@ -634,6 +639,21 @@ class Store(StoreRows):
 
     def __repr__(self) -> str:
         return f"Store(path={self._path!r}, seed={self._seed})"
+
+
+def compiled_parts(model: torch.nn.Module | None, store: Store) -> dict[str, bytes]:
+    """Compiles the dense part of ``model`` for servers of what ``store`` publishes.
+
+    Raises:
+        InvalidError: There is no model.
+        UnsupportedError: It cannot be compiled, or there is no compiler.
+    """
+    if model is None:
+        raise InvalidError("there is no model to compile; give it, or leave out compiled")
+    # Few programs compile, and servers are loaded with it.
+    from tierbed.serve.compiled import compile_dense
+
+    return compile_dense(model, store)
 
 
 def _paths(

@@ -116,6 +116,7 @@ def _measure(bench: Bench) -> None:
             rounds=options.rounds,
             seed=options.seed,
             with_triton="triton" in options.peers and _is_triton_here(bench),
+            absent=bench.absent,
         )
 
 

@@ -1,7 +1,7 @@
 """What a prediction costs a server: a DLRM asked by the Open Inference Protocol, closed loop.
 
-Tierbed is asked, and a Triton server whose Python backend has the same rows and the same dense
-part.
+Tierbed is asked with the module of Python and with the compiled model, and a Triton server whose
+Python backend has the same rows and the same dense part.
 
 Some connections each send the next request when the last one is answered. What counts is the
 server's processor time for a request; requests a second are those of a loop that shares the
@@ -39,6 +39,8 @@ DENSE = 13
 DIFFERENT = 32
 #: What the order of additions may change.
 RTOL, ATOL = 1e-4, 1e-5
+#: What scores samples, by its name in results.
+TIERBED = {"python": "tierbed_predict", "aoti": "tierbed_aoti"}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -80,7 +82,13 @@ class _Model:
         self.module = DLRM(DENSE, self.sizes, store=self.store, embedding_dim=int(shape["dim"]))
         self.module.eval()
         self.snapshot = folder / "predicting"
-        self.store.publish(self.snapshot, self.module)
+        # The compiled model is left out where it cannot be compiled.
+        self.without_compiled: str | None = None
+        try:
+            code = tb.compile_dense(self.module, self.store)
+        except tb.UnsupportedError as error:
+            code, self.without_compiled = {}, str(error)
+        self.store.publish(self.snapshot, self.module, attachments=code)
 
     @contextlib.contextmanager
     def by_triton(self, folder: Path) -> Iterator[_Server]:
@@ -106,11 +114,12 @@ class _Model:
             yield _Server("triton_predict", running.http, running.pids)
 
     @contextlib.contextmanager
-    def by_tierbed(self, folder: Path) -> Iterator[_Server]:
+    def by_tierbed(self, folder: Path, predict: str) -> Iterator[_Server]:
         # A busy machine refuses nobody.
-        options = ["--lookup-threads", "1", "--queue-ms-max", "60000"]
-        with served(self.snapshot, folder / "predict.log", 256 << 20, options) as running:
-            yield _Server("tierbed_predict", running.http, (running.pid,))
+        options = ["--lookup-threads", "1", "--queue-ms-max", "60000", "--predict", predict]
+        log, name = folder / f"predict-{predict}.log", TIERBED[predict]
+        with served(self.snapshot, log, 256 << 20, options) as running:
+            yield _Server(name, running.http, (running.pid,))
 
     def requests(self, address: str, samples: int) -> list[_Request]:
         return [self._request(address, samples) for _ in range(DIFFERENT)]
@@ -189,8 +198,11 @@ def measure_predictions(
     rounds: int,
     seed: int,
     with_triton: bool,
+    absent: dict[str, str],
 ) -> list[Row]:
     """Asks in interleaved rounds; returns the rounds in the middle by processor time.
+
+    What is left out is told in ``absent``, with the reason.
 
     Raises:
         AbsentError: Triton is asked for, and not installed.
@@ -199,7 +211,11 @@ def measure_predictions(
     told: list[Row] = []
     with contextlib.ExitStack() as running:
         running.callback(model.store.close)
-        servers = [running.enter_context(model.by_tierbed(folder))]
+        servers = [running.enter_context(model.by_tierbed(folder, "python"))]
+        if model.without_compiled is None:
+            servers.append(running.enter_context(model.by_tierbed(folder, "aoti")))
+        else:
+            absent["tierbed_aoti"] = model.without_compiled
         if with_triton:
             servers.append(running.enter_context(model.by_triton(folder / "triton-predict")))
         for sample_count in samples:

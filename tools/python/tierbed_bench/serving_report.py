@@ -31,9 +31,10 @@ def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
             which = f"{row['samples']}x{row['connections']}"
             predicted.setdefault(which, {})[row["system"]] = row["cpu_us"]
     for which, by_system in predicted.items():
-        if len(by_system) == 2:
-            theirs, ours = by_system["triton_predict"], by_system["tierbed_predict"]
-            found[f"per_core_predict_{which}_vs_triton"] = ratio(theirs, ours)
+        theirs = by_system.get("triton_predict")
+        for system, word in (("tierbed_predict", "predict"), ("tierbed_aoti", "aoti")):
+            if theirs is not None and system in by_system:
+                found[f"per_core_{word}_{which}_vs_triton"] = ratio(theirs, by_system[system])
     half = {row["system"]: row["p99_us"] for row in rows if row["part"] == "half_load"}
     for system, p99_us in half.items():
         if system != "engine" and "engine" in half:
