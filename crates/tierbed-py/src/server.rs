@@ -116,7 +116,8 @@ impl NativeServer {
             if !is_compiled {
                 return start(&options, predictor);
             }
-            let threads = options.lookup_threads;
+            // Those that move bytes score small requests.
+            let threads = options.lookup_threads + options.worker_threads;
             let compiled = CompiledPredictor::load(&snapshot()?.view(), threads)?;
             start(&options, Some(Arc::new(compiled)))
         })?;

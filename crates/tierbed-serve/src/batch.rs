@@ -43,7 +43,7 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
             continue;
         }
         match work {
-            Work::Prediction(prepare) => match guarded(service, || prepare(&serving)) {
+            Work::Prediction(waits) => match guarded(service, || waits.prepared(&serving)) {
                 Err(refusal) => done.send(Err(refusal)),
                 Ok(prepared) => {
                     let input_us = service.clock.now_us().saturating_sub(start_us);

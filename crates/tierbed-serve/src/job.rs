@@ -30,44 +30,70 @@ pub(crate) const HEADER_LENGTH: HeaderName =
 /// Makes the answer of looked up queries, or of scores.
 pub(crate) type Encode<T = Vec<Query>> = Box<dyn FnOnce(T) -> Result<Body, Refusal> + Send>;
 
-/// Decodes and checks a prediction.
-pub(crate) type PreparePrediction =
-    Box<dyn FnOnce(&Serving<'_>) -> Result<predict::Prepared, Refusal> + Send>;
+/// Decodes and checks a request, whose memory is given; as often as generations change meanwhile.
+type Prepare<P> = Box<dyn Fn(&Serving<'_>, Held) -> Result<P, Refusal> + Send>;
 
-/// Decodes and checks a lookup, whose memory is given; as often as generations change meanwhile.
-type PrepareLookup = Box<dyn Fn(&Serving<'_>, Held) -> Result<Prepared, Refusal> + Send>;
+/// A request that was decoded and checked.
+pub(crate) trait Checked: Sized {
+    /// Tells whether such requests may be answered by the thread that received them.
+    fn may_be_quick(serving: &Serving<'_>) -> bool;
+
+    /// Answers the request, if it is small and nobody is waited for; else gives it back.
+    ///
+    /// # Errors
+    /// Those of the work.
+    fn at_once(self, serving: &Serving<'_>) -> Result<AtOnce<Self>, Refusal>;
+
+    /// Gives the memory of the body back, to decode it again.
+    fn into_held(self) -> Held;
+
+    /// Packs the answer when it is encoded.
+    fn packing(self, pack: Pack) -> Self;
+}
+
+/// What became of a request that shall not wait.
+pub(crate) enum AtOnce<P> {
+    Done {
+        body: Body,
+        held: Held,
+        sample_count: u64,
+        /// When all was found and scored, and the answer was about to be encoded.
+        found_us: u64,
+    },
+    Left(P),
+}
 
 /// What is to be done for a request. Each may be joined with others of its kind.
 pub(crate) enum Work {
-    Lookup(Lookup),
-    Prediction(PreparePrediction),
+    Lookup(Waits<Prepared>),
+    Prediction(Waits<predict::Prepared>),
 }
 
-/// A lookup that waits for a thread.
-pub(crate) struct Lookup {
-    prepare: PrepareLookup,
-    stage: Stage,
+/// A request that waits for a thread.
+pub(crate) struct Waits<P> {
+    prepare: Prepare<P>,
+    stage: Stage<P>,
 }
 
-/// How far a lookup has come.
-pub(crate) enum Stage {
+/// How far a request has come.
+pub(crate) enum Stage<P> {
     /// Its body has arrived; with its memory.
     Received(Held),
     /// It is decoded and checked, in the generation whose parts these are.
-    Prepared(Box<InGeneration>),
+    Prepared(Box<InGeneration<P>>),
 }
 
-/// A lookup as it is prepared in one generation.
-pub(crate) struct InGeneration {
+/// A request as it is prepared in one generation.
+pub(crate) struct InGeneration<P> {
     pub(crate) parts: Arc<Parts>,
-    pub(crate) prepared: Prepared,
+    pub(crate) prepared: P,
 }
 
-impl Lookup {
+impl<P: Checked + 'static> Waits<P> {
     /// Waits at `stage`, with what decodes its body.
     pub(crate) fn new(
-        stage: Stage,
-        prepare: impl Fn(&Serving<'_>, Held) -> Result<Prepared, Refusal> + Send + 'static,
+        stage: Stage<P>,
+        prepare: impl Fn(&Serving<'_>, Held) -> Result<P, Refusal> + Send + 'static,
     ) -> Self {
         Self { prepare: Box::new(prepare), stage }
     }
@@ -76,15 +102,21 @@ impl Lookup {
     ///
     /// # Errors
     /// Those of decoding and checking.
-    pub(crate) fn prepared(self, serving: &Serving<'_>) -> Result<Prepared, Refusal> {
+    pub(crate) fn prepared(self, serving: &Serving<'_>) -> Result<P, Refusal> {
         let held = match self.stage {
             Stage::Received(held) => held,
             Stage::Prepared(before) if Arc::ptr_eq(&before.parts, &serving.parts) => {
                 return Ok(before.prepared);
             }
-            Stage::Prepared(before) => before.prepared.held,
+            Stage::Prepared(before) => before.prepared.into_held(),
         };
         (self.prepare)(serving, held)
+    }
+
+    /// Packs the answer where it is encoded. What was prepared before has not been asked for that.
+    fn packed(self, pack: Pack) -> Self {
+        let Self { prepare, stage } = self;
+        Self::new(stage, move |serving, held| Ok(prepare(serving, held)?.packing(pack)))
     }
 }
 
@@ -98,25 +130,14 @@ impl Work {
     pub(crate) fn packed(self, pack: Option<Pack>) -> Self {
         let Some(pack) = pack else { return self };
         match self {
-            Self::Lookup(Lookup { prepare, stage }) => {
-                let prepare = move |serving: &Serving<'_>, held: Held| {
-                    let prepared = prepare(serving, held)?;
-                    Ok(Prepared { encode: packing(prepared.encode, pack), ..prepared })
-                };
-                Self::Lookup(Lookup::new(stage, prepare))
-            }
-            Self::Prediction(prepare) => {
-                Self::Prediction(Box::new(move |serving: &Serving<'_>| {
-                    let prepared = prepare(serving)?;
-                    let encode = packing(prepared.encode, pack);
-                    Ok(predict::Prepared { encode, ..prepared })
-                }))
-            }
+            Self::Lookup(waits) => Self::Lookup(waits.packed(pack)),
+            Self::Prediction(waits) => Self::Prediction(waits.packed(pack)),
         }
     }
 }
 
-fn packing<T: 'static>(encode: Encode<T>, pack: Pack) -> Encode<T> {
+/// Packs what `encode` makes.
+pub(crate) fn packing<T: 'static>(encode: Encode<T>, pack: Pack) -> Encode<T> {
     Box::new(move |answered| encode(answered)?.packed(pack))
 }
 

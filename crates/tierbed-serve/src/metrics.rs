@@ -212,7 +212,7 @@ impl Metrics {
         registry.register("queue_seconds", help, self.queue_seconds.clone());
         let help = "Requests that were answered together, by their number";
         registry.register("batch_requests", help, self.batch_requests.clone());
-        let help = "Lookups that needed no page, answered by the thread that received them";
+        let help = "Requests that needed no page, answered by the thread that received them";
         registry.register("inline_requests", help, self.inline.clone());
         let help = "1 while balancers shall send requests";
         registry.register("ready", help, self.ready.clone());

@@ -27,6 +27,12 @@ pub trait Predictor: Send + Sync {
     /// Of a batch of several requests each is asked again by itself.
     fn predict(&self, batch: Batch) -> Result<Vec<Vec<f32>>>;
 
+    /// Returns the most samples of a request that may be scored by the thread that received it:
+    /// that takes microseconds and waits for nobody. 0: none.
+    fn samples_at_once(&self) -> usize {
+        0
+    }
+
     /// Returns the model of the next generation; `None`: this one goes on.
     ///
     /// # Errors

@@ -110,6 +110,12 @@ impl Matrix {
         self.words.split_at_mut(self.first).1
     }
 
+    /// Returns the elements; where there is no head, they are not copied.
+    pub(crate) fn into_elements(mut self) -> Vec<f32> {
+        self.words.drain(..self.first);
+        self.words
+    }
+
     /// Returns head and elements as bytes, not copied.
     pub(crate) fn into_bytes(self) -> Bytes {
         Bytes::from_owner(Words(self.words)).slice(self.unused..)

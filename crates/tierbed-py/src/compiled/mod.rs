@@ -16,6 +16,7 @@ mod container;
 
 use std::sync::Arc;
 
+use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
 use tierbed_serve::{Batch, ModelInputs, ModelOutput, Predictor};
 use tierbed_snapshot::View;
@@ -27,12 +28,20 @@ use crate::predictor::{DENSE, MODEL};
 
 const ABOUT_NAME: &str = "dense.aoti.json";
 const CODE_NAME: &str = "dense.aoti.so";
+/// What a thread that moves bytes may be away for. Waking another thread takes about as long.
+const AT_ONCE_US: u64 = 50;
+/// Most samples of a request that may be scored by such a thread.
+const AT_ONCE_MAX: usize = 16;
+/// Calls of which the quickest counts.
+const PROBES: usize = 5;
 
 /// The compiled model of a generation.
 pub(crate) struct CompiledPredictor {
     about: About,
     container: Container,
     threads: usize,
+    /// As [`Predictor::samples_at_once`].
+    at_once: usize,
 }
 
 impl CompiledPredictor {
@@ -50,18 +59,31 @@ impl CompiledPredictor {
         about.check_machine()?;
         about.check_model(view, view.attachment(MODEL)?.as_deref())?;
         let container = Container::new(Code::of(code)?, &about, &dense, threads)?;
-        let model = Self { about, container, threads };
-        model.probe()?;
+        let mut model = Self { about, container, threads, at_once: 0 };
+        model.at_once = model.probe()?;
         Ok(model)
     }
 
-    /// Asks for one sample and for two: what has another shape is told now, not to clients.
-    fn probe(&self) -> Result<()> {
-        for sample_count in [1, 2] {
-            let [dense, rows] = self.about.widths().map(|width| vec![0.0; sample_count * width]);
-            self.predict(Batch { sample_count, dense, rows })?;
+    /// Asks for one sample and for several: what has another shape is told now, not to clients.
+    /// Returns how many samples take no longer than [`AT_ONCE_US`].
+    fn probe(&self) -> Result<usize> {
+        let (clock, mut at_once) = (SystemClock::default(), 0);
+        let mut sample_count = 1;
+        while sample_count <= AT_ONCE_MAX {
+            let mut least_us = u64::MAX;
+            for _ in 0..PROBES {
+                let [dense, rows] =
+                    self.about.widths().map(|width| vec![0.0; sample_count * width]);
+                let start_us = clock.now_us();
+                self.predict(Batch { sample_count, dense, rows })?;
+                least_us = least_us.min(clock.now_us().saturating_sub(start_us));
+            }
+            if least_us <= AT_ONCE_US {
+                at_once = sample_count;
+            }
+            sample_count *= 2;
         }
-        Ok(())
+        Ok(at_once)
     }
 }
 
@@ -76,6 +98,10 @@ impl Predictor for CompiledPredictor {
 
     fn predict(&self, batch: Batch) -> Result<Vec<Vec<f32>>> {
         self.container.run(batch, &self.about.outputs)
+    }
+
+    fn samples_at_once(&self) -> usize {
+        self.at_once
     }
 
     fn next(&self, view: &View<'_>) -> Result<Option<Arc<dyn Predictor>>> {

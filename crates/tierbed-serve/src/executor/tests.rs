@@ -4,7 +4,7 @@ use tokio::sync::{oneshot, Semaphore};
 use super::*;
 use crate::body::{Buffers, Held};
 use crate::generation::Serving;
-use crate::job::{Done, Lookup, Made, Stage};
+use crate::job::{Done, Made, Stage, Waits};
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
 
@@ -17,11 +17,13 @@ fn job(route: &'static str, body_bytes: u64, work: Work) -> (Job, Answer) {
 fn lookup(route: &'static str, body_bytes: u64) -> (Job, Answer) {
     let stage = Stage::Received(Buffers::new(1).hold_nothing());
     let left = |_: &Serving<'_>, _: Held| Err(Refusal::left());
-    job(route, body_bytes, Work::Lookup(Lookup::new(stage, left)))
+    job(route, body_bytes, Work::Lookup(Waits::new(stage, left)))
 }
 
 fn prediction(route: &'static str) -> (Job, Answer) {
-    job(route, 1, Work::Prediction(Box::new(|_| Err(Refusal::left()))))
+    let stage = Stage::Received(Buffers::new(1).hold_nothing());
+    let left = |_: &Serving<'_>, _: Held| Err(Refusal::left());
+    job(route, 1, Work::Prediction(Waits::new(stage, left)))
 }
 
 fn routes(jobs: Option<Vec<Job>>) -> Vec<&'static str> {

@@ -16,7 +16,7 @@ use crate::coding::{Coding, Pack};
 use crate::generation::Serving;
 use crate::job::{Made, Work};
 use crate::origin::Origin;
-use crate::routes::work::{looked_up, made, received, Ask};
+use crate::routes::work::{self, made, received, Ask};
 use crate::routes::{BodyBytes, Deadline, Service, Shared};
 
 pub(super) async fn infer(
@@ -95,12 +95,13 @@ pub(crate) async fn answer(
     let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes, pack };
     let answering = async move {
         if kind == Kind::Predictions && service.generations.predicts() {
-            let prepare = move |serving: &Serving<'_>| predict::prepare(serving, decode()?, held);
-            made(service, ask, Work::Prediction(Box::new(prepare))).await
+            let prepare =
+                move |serving: &Serving<'_>, held: Held| predict::prepare(serving, decode()?, held);
+            made(service, ask, held, work::Asked { prepare, work: Work::Prediction }).await
         } else {
             let prepare =
                 move |serving: &Serving<'_>, held: Held| lookup::prepare(serving, decode()?, held);
-            looked_up(service, ask, held, prepare).await
+            made(service, ask, held, work::Asked { prepare, work: Work::Lookup }).await
         }
     };
     let Some(timeout_us) = timeout_us else { return answering.await };

@@ -23,7 +23,7 @@ use crate::coding::{Coding, Pack};
 use crate::executor::{Executor, Offer, Ticket};
 use crate::generation::Serving;
 use crate::inline::{self, Tried};
-use crate::job::{Done, Job, Lookup, Made, Prepared, Stage, Work};
+use crate::job::{Checked, Done, Job, Made, Stage, Waits, Work};
 use crate::lookup;
 use crate::predict::bodies;
 use crate::tensors::SAFETENSORS;
@@ -50,7 +50,7 @@ pub(super) async fn answer_lookup(
     };
     let (route, priority) = ("/v1/lookup", Priority::default());
     let ask = Ask { route, deadline_us, priority, body_bytes, pack };
-    told(looked_up(&service, ask, held, prepare).await, body_bytes)
+    told(made(&service, ask, held, Asked { prepare, work: Work::Lookup }).await, body_bytes)
 }
 
 pub(super) async fn answer_predict(
@@ -74,10 +74,11 @@ pub(super) async fn answer_predict(
     };
     let Received { bytes, held } = received;
     let body_bytes = bytes.len() as u64;
-    let prepare = move |serving: &Serving<'_>| bodies::prepare(serving, &bytes, held, is_binary);
+    let prepare =
+        move |serving: &Serving<'_>, held: Held| bodies::prepare(serving, &bytes, held, is_binary);
     let (route, priority) = ("/v1/predict", Priority::default());
     let ask = Ask { route, deadline_us, priority, body_bytes, pack };
-    told(made(&service, ask, Work::Prediction(Box::new(prepare))).await, body_bytes)
+    told(made(&service, ask, held, Asked { prepare, work: Work::Prediction }).await, body_bytes)
 }
 
 /// Reads a request's body and counts its bytes.
@@ -122,17 +123,30 @@ fn told(made: Result<Made, Refusal>, body_bytes: u64) -> Response {
     response
 }
 
-/// Looks up: at once where that needs no wait, else as [`made`] does. `prepare` decodes the body,
-/// whose memory is `held`.
+/// What is asked for.
+pub(crate) struct Asked<P, F> {
+    /// Decodes the body.
+    pub(crate) prepare: F,
+    /// Which kind of work it is.
+    pub(crate) work: fn(Waits<P>) -> Work,
+}
+
+/// Answers: at once where that needs no wait. Else waits, where that is allowed, until the
+/// executor's threads have done the work; the place is given back when it ends, even if the client
+/// has left. `held` is the memory of the body.
 ///
 /// # Errors
-/// As [`made`].
-pub(crate) async fn looked_up(
+/// 503 when there is no room, 504 when the request's time is over; those of the work.
+pub(crate) async fn made<P: Checked + 'static, F>(
     service: &Service,
     ask: Ask,
     held: Held,
-    prepare: impl Fn(&Serving<'_>, Held) -> Result<Prepared, Refusal> + Send + 'static,
-) -> Result<Made, Refusal> {
+    asked: Asked<P, F>,
+) -> Result<Made, Refusal>
+where
+    F: Fn(&Serving<'_>, Held) -> Result<P, Refusal> + Send + 'static,
+{
+    let Asked { prepare, work } = asked;
     let room = Room::take(service)?;
     let stage = if inline::may_try(&service.limits, &ask) {
         match inline::answer(service, &ask, room.request_count, held, &prepare) {
@@ -146,16 +160,7 @@ pub(crate) async fn looked_up(
     } else {
         Stage::Received(held)
     };
-    queued(service, ask, room, Work::Lookup(Lookup::new(stage, prepare))).await
-}
-
-/// Waits, where that is allowed, until the executor's threads have done the work. The place is
-/// given back when the work ends, even if the client has left.
-///
-/// # Errors
-/// 503 when there is no room, 504 when the request's time is over; those of the work.
-pub(crate) async fn made(service: &Service, ask: Ask, work: Work) -> Result<Made, Refusal> {
-    queued(service, ask, Room::take(service)?, work).await
+    queued(service, ask, room, work(Waits::new(stage, prepare))).await
 }
 
 /// A place of a request.

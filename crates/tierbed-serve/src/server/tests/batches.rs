@@ -8,7 +8,7 @@ use crate::answer::Refusal;
 use crate::batch::run;
 use crate::body::Held;
 use crate::generation::Serving;
-use crate::job::{Done, Job, Lookup, Made, Stage, Work};
+use crate::job::{Done, Job, Made, Stage, Waits, Work};
 use crate::lookup::prepare;
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
@@ -25,7 +25,7 @@ fn job(service: &Service, body: Vec<u8>) -> (Job, Answer) {
     let prepare = move |serving: &Serving<'_>, held: Held| {
         prepare(serving.source(), &serving.limits, &body, held, true)
     };
-    let work = Work::Lookup(Lookup::new(Stage::Received(held), prepare));
+    let work = Work::Lookup(Waits::new(Stage::Received(held), prepare));
     (Job { route: "/v1/lookup", queued_us: 0, body_bytes: 0, work, done }, made)
 }
 
@@ -144,7 +144,7 @@ fn no_work_is_done_for_a_client_that_has_left() {
     let service = served(snapshot());
     let (mut job, answer) = job(&service, Vec::new());
     let stage = Stage::Received(service.buffers.hold_nothing());
-    job.work = Work::Lookup(Lookup::new(stage, |_, _| panic!("work for no client")));
+    job.work = Work::Lookup(Waits::new(stage, |_, _| panic!("work for no client")));
     drop(answer);
     run(&service, vec![job]);
     assert_eq!(service.places.available_permits(), service.limits.requests_max);

@@ -1,4 +1,4 @@
-//! Lookups answered where they were received: as in the queue, but that they do not wait.
+//! Requests answered where they were received: as in the queue, but that they do not wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,8 +9,8 @@ use crate::answer::Refusal;
 use crate::grpc::pb::model_infer_request::InferInputTensor;
 use crate::grpc::pb::ModelInferRequest;
 use crate::inline::{self, Tried};
-use crate::job::{Lookup, Made, Stage};
-use crate::routes::work::{looked_up, Ask};
+use crate::job::{Made, Stage, Waits, Work};
+use crate::routes::work::{made, Ask, Asked};
 
 const JSON: &str = "application/json";
 const SAFETENSORS: &str = "application/x-safetensors";
@@ -189,10 +189,11 @@ fn run(
     let ask = Ask { route, deadline_us, priority, body_bytes: 10, pack: None };
     let held = service.buffers.hold_nothing();
     let body = row_body(&[499]);
-    let looking = looked_up(service, ask, held, move |serving, held| {
+    let prepare = move |serving: &crate::generation::Serving<'_>, held| {
         prepare()?;
         crate::lookup::prepare(serving.source(), &serving.limits, &body, held, false)
-    });
+    };
+    let looking = made(service, ask, held, Asked { prepare, work: Work::Lookup });
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(looking)
 }
@@ -250,10 +251,44 @@ fn a_lookup_that_must_wait_is_prepared_once_a_generation() {
             service.apply(deltas::delta(&snapshot, 5, None)).unwrap();
         }
         let serving = service.serving().unwrap();
-        let queries = Lookup::new(stage, prepare).prepared(&serving).unwrap().queries;
+        let queries = Waits::new(stage, prepare).prepared(&serving).unwrap().queries;
         assert_eq!(queries[0].bags().indices, ids);
         assert_eq!(prepared.load(Ordering::Relaxed), 1 + u32::from(applies));
     }
+}
+
+#[test]
+fn predictions_of_a_quick_model_are_answered_as_in_the_queue() {
+    let start = |at_once| {
+        let mut scoring = Scoring::default();
+        scoring.at_once = at_once;
+        Server::start(&with_grpc(|_| {}), snapshot(), Some(Arc::new(scoring))).unwrap()
+    };
+    let (queue, inline) = (start(0), start(2));
+    let ask_both = |dense: &[[f32; 1]], values: &[i64]| {
+        let body = json!({"dense": dense, "values": values}).to_string();
+        let answers = [&queue, &inline].map(|server| {
+            let answer = ask(server, "POST", "/v1/predict", JSON, body.as_bytes());
+            (answer.status, answer.text())
+        });
+        assert_eq!(answers[0], answers[1]);
+        answers[0].0
+    };
+    // Rows are read for the first request alone.
+    assert_eq!(ask_both(&[[0.5], [7.0]], &[5, 6, 6, 9]), 200);
+    assert_eq!(inline_count(&inline), 0);
+    assert_eq!(ask_both(&[[0.5], [7.0]], &[5, 6, 6, 9]), 200);
+    assert_eq!(inline_count(&inline), 1);
+    assert_eq!(ask_both(&[[0.5]; 3], &[5, 6, 6, 9, 9, 9]), 200);
+    assert_eq!(inline_count(&inline), 1, "more samples than are quick");
+    // What the model refuses, where it panics or answers too little, and bad requests.
+    for (number, status) in [(2.0, 400), (3.0, 500), (4.0, 500)] {
+        assert_eq!(ask_both(&[[number]], &[5, 9]), status);
+    }
+    assert_eq!(ask_both(&[[0.5]], &[5, 1 << 40]), 400);
+    assert_eq!(ask_both(&[], &[]), 200);
+    assert_eq!((inline_count(&inline), inline_count(&queue)), (1, 0));
+    assert!(get(&inline, "/metrics").text().contains("tierbed_requests_in_flight 0"));
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub(super) struct Scoring {
     outputs: Vec<ModelOutput>,
     /// Every batch that was asked for.
     pub(super) asked: Mutex<Vec<Batch>>,
+    pub(super) at_once: usize,
 }
 
 impl Default for Scoring {
@@ -43,6 +44,7 @@ impl Default for Scoring {
             inputs: inputs(1),
             outputs: logit(),
             asked: Mutex::default(),
+            at_once: 0,
         }
     }
 }
@@ -77,6 +79,10 @@ impl Predictor for Scoring {
         let rows = batch.rows.chunks_exact(11).zip(&batch.dense);
         let scores = rows.map(|(row, number)| row.iter().sum::<f32>() + number);
         Ok(vec![scores.skip(usize::from(has(4.0))).collect()])
+    }
+
+    fn samples_at_once(&self) -> usize {
+        self.at_once
     }
 }
 

@@ -6,8 +6,9 @@ use super::models::{inputs, BAD, PANIC};
 use super::*;
 use crate::answer::Refusal;
 use crate::batch::run;
+use crate::body::Held;
 use crate::generation::Serving;
-use crate::job::{Done, Job, Made, Work};
+use crate::job::{Done, Job, Made, Stage, Waits, Work};
 use crate::predict::bodies::prepare;
 use crate::predictor::{Batch, ModelInputs, ModelOutput};
 
@@ -107,9 +108,8 @@ fn job(service: &Service, body: &str) -> (Job, Answer) {
     let (answer, made) = oneshot::channel();
     let (done, held) = (Done { place, answer }, service.buffers.hold_nothing());
     let bytes = axum::body::Bytes::copy_from_slice(body.as_bytes());
-    let work = Work::Prediction(Box::new(move |serving: &Serving<'_>| {
-        prepare(serving, &bytes, held, false)
-    }));
+    let prepare = move |serving: &Serving<'_>, held: Held| prepare(serving, &bytes, held, false);
+    let work = Work::Prediction(Waits::new(Stage::Received(held), prepare));
     (Job { route: "/v1/predict", queued_us: 0, body_bytes: 0, work, done }, made)
 }
 
