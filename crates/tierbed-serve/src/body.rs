@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Bytes, HttpBody};
-use axum::extract::Request;
-use axum::http::{header, StatusCode};
+use axum::http::{header, HeaderMap, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::answer::Refusal;
 use crate::coding::{Coding, Inflating};
 use crate::options::Limits;
+use crate::timed::until;
 use crate::wire::Pulse;
 
 /// Bytes of every body and answer that count for nothing.
@@ -92,6 +92,22 @@ pub(crate) struct Received {
     pub(crate) held: Held,
 }
 
+/// A body that comes in parts: from the router, or from the connection itself.
+pub(crate) trait Coming:
+    HttpBody<Data = Bytes, Error: std::error::Error + 'static> + Unpin
+{
+}
+
+impl<B: HttpBody<Data = Bytes, Error: std::error::Error + 'static> + Unpin> Coming for B {}
+
+/// A request whose head has come.
+pub(crate) struct Arriving<'a, B> {
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) body: B,
+    /// That of its connection.
+    pub(crate) pulse: Option<&'a Pulse>,
+}
+
 /// Reads a request's body, and inflates it where it is compressed.
 ///
 /// # Errors
@@ -100,11 +116,10 @@ pub(crate) struct Received {
 pub(crate) async fn receive(
     limits: &Limits,
     buffers: &Buffers,
-    request: Request,
+    arriving: Arriving<'_, impl Coming>,
 ) -> Result<Received, Refusal> {
-    let pulse = request.extensions().get::<Arc<Pulse>>().cloned();
-    let coding = Coding::given(request.headers(), header::CONTENT_ENCODING.as_str())?;
-    let mut body = request.into_body();
+    let Arriving { headers, mut body, pulse } = arriving;
+    let coding = Coding::given(headers, header::CONTENT_ENCODING.as_str())?;
     let announced = body.size_hint().exact();
     if announced.is_some_and(|bytes| bytes > limits.body_bytes_max as u64) {
         let found = announced.unwrap_or_default();
@@ -138,7 +153,7 @@ pub(crate) async fn receive(
 ///
 /// # Errors
 /// 400 for chunks that are not HTTP, 499 when the client leaves.
-pub(crate) async fn part(body: &mut axum::body::Body) -> Result<Option<Bytes>, Refusal> {
+pub(crate) async fn part(body: &mut impl Coming) -> Result<Option<Bytes>, Refusal> {
     loop {
         match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             None => return Ok(None),
@@ -158,13 +173,12 @@ pub(crate) async fn part(body: &mut axum::body::Body) -> Result<Option<Bytes>, R
 /// # Errors
 /// Those of [`part`]; 408 for one that comes too slowly.
 pub(crate) async fn next_part(
-    body: &mut axum::body::Body,
+    body: &mut impl Coming,
     limits: &Limits,
     end: Instant,
 ) -> Result<Option<Bytes>, Refusal> {
     let idle_end = Instant::now() + Duration::from_millis(limits.body_idle_ms_max);
-    let arriving = tokio::time::timeout_at(end.min(idle_end), part(body));
-    arriving.await.unwrap_or_else(|_| {
+    until(end.min(idle_end), part(body)).await.unwrap_or_else(|| {
         Err(Refusal::slow(if end < idle_end {
             format!("body did not arrive within {} ms", limits.body_ms_max)
         } else {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use axum::body::{to_bytes, Body, HttpBody};
-use axum::http::{header, HeaderValue, Method, Request, Response, StatusCode};
+use axum::body::{Body, HttpBody};
+use axum::http::{header, HeaderValue, Method, Request, Response};
 use axum::response::IntoResponse;
 use axum::Router;
 use hyper::body::Incoming;
@@ -23,9 +23,9 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::answer::{Refusal, JSON, RETRY_AFTER_S};
-use crate::body::Held;
+use crate::routes::hot::{Going, Hot, Outgoing};
 use crate::routes::Service;
-use crate::sending::{Sending, Streamed};
+use crate::sending::Sending;
 use crate::wire::{Phase, Pulse, Wire};
 
 /// Most bytes of a request's head, and of what is read or written ahead.
@@ -87,11 +87,17 @@ pub(crate) async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
             return Poll::Ready(if ended.is_ok() { End::Done } else { End::Broken });
         }
-        let Some(deadline) = pulse.deadline(limits, stop) else { return Poll::Pending };
-        if timer.deadline() != deadline {
-            timer.as_mut().reset(deadline);
+        loop {
+            let Some(deadline) = pulse.deadline(limits, stop) else { return Poll::Pending };
+            // A deadline that moves on, as with every request, is looked at when the timer goes.
+            if deadline < timer.deadline() || timer.is_elapsed() {
+                timer.as_mut().reset(deadline);
+            }
+            std::task::ready!(timer.as_mut().poll(cx));
+            if timer.deadline() >= deadline {
+                return Poll::Ready(End::TimedOut(pulse.phase()));
+            }
         }
-        timer.as_mut().poll(cx).map(|()| End::TimedOut(pulse.phase()))
     });
     let end = end.await;
     let stream = connection.into_parts().io.into_inner().stream;
@@ -196,15 +202,26 @@ pub(crate) async fn routed(
     request: Request<Body>,
     told: impl Fn(Refusal) -> Response<Body>,
 ) -> Response<Body> {
-    let mut routed = pin!(TowerToHyperService::new(router).call(request));
-    let routed = poll_fn(|cx| {
-        // A panic ends the request, not the other answers of the process.
-        match catch_unwind(AssertUnwindSafe(|| routed.as_mut().poll(cx))) {
-            Ok(polled) => polled.map(|Ok(response)| response),
-            Err(panic) => Poll::Ready(told(service.panicked(&*panic))),
-        }
-    });
-    routed.await
+    let routed = pin!(TowerToHyperService::new(router).call(request));
+    match caught(&service, routed).await {
+        Ok(Ok(response)) => response,
+        Err(refusal) => told(refusal),
+    }
+}
+
+/// Waits for an answer.
+///
+/// # Errors
+/// The refusal that tells of a panic: it ends the request, not the other answers of the process.
+pub(crate) async fn caught<F: Future>(
+    service: &Service,
+    mut answering: Pin<&mut F>,
+) -> Result<F::Output, Refusal> {
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| answering.as_mut().poll(cx))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(service.panicked(&*panic))),
+    })
+    .await
 }
 
 /// Answers one request.
@@ -215,28 +232,31 @@ async fn answer(
 ) -> Result<Response<Sending>, Infallible> {
     let is_sent = request.method() != Method::HEAD;
     pulse.begin_request(!request.body().is_end_stream());
-    let mut request = request.map(Body::new);
-    request.extensions_mut().insert(Arc::clone(&pulse));
     let service = Arc::clone(&callee.service);
-    let mut response = routed(callee, request, IntoResponse::into_response).await;
+    let Outgoing { mut head, body } = match Hot::of(&callee, &request) {
+        Some(hot) => {
+            let answering = pin!(hot.answer(&service, request, &pulse));
+            match caught(&service, answering).await {
+                Ok(outgoing) => outgoing,
+                Err(refusal) => Outgoing::of(refusal.into_response()).await,
+            }
+        }
+        None => {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(Arc::clone(&pulse));
+            Outgoing::of(routed(callee, request, IntoResponse::into_response).await).await
+        }
+    };
     if *service.stopping.borrow() {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        head.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let held = response.extensions_mut().remove::<Arc<Held>>();
-    response.extensions_mut().remove::<Refusal>();
-    let is_streamed = response.extensions_mut().remove::<Streamed>().is_some();
-    let (mut head, body) = response.into_parts();
-    if is_streamed {
-        let sending = Sending::streamed(body, is_sent, &pulse, &service.metrics);
-        return Ok(Response::from_parts(head, sending));
-    }
-    // All others are whole; a body that is not would be a mistake of ours.
-    let bytes = to_bytes(body, usize::MAX).await.unwrap_or_else(|_| {
-        head.status = StatusCode::INTERNAL_SERVER_ERROR;
-        axum::body::Bytes::new()
-    });
     let metrics = &service.metrics;
-    metrics.answer_bytes.inc_by(bytes.len() as u64);
-    let sending = Sending::new(bytes, is_sent, &pulse, metrics, held);
-    Ok(Response::from_parts(head, sending))
+    let sending = match body {
+        Going::Stream(body) => Sending::streamed(body, is_sent, &pulse, metrics),
+        Going::Whole { bytes, held } => {
+            metrics.answer_bytes.inc_by(bytes.len() as u64);
+            Sending::new(bytes, is_sent, &pulse, metrics, held)
+        }
+    };
+    Ok(head.map(|()| sending))
 }

@@ -10,6 +10,7 @@ use tierbed_io::Folder;
 use tierbed_snapshot::{Generation, PublishedIds, View};
 
 use crate::features::{attached, resolve, Feature, ServedFeature};
+use crate::known::Heads;
 use crate::plans::Plans;
 use crate::predictor::{Model, Predictor};
 use crate::query::Source;
@@ -27,6 +28,7 @@ pub(crate) struct Parts {
     /// The features as they were told, where they were.
     told: Option<Vec<ServedFeature>>,
     pub(crate) plans: Plans,
+    pub(crate) heads: Heads,
     pub(crate) model: Option<Arc<Model>>,
     /// When its training step committed, in milliseconds since 1970, where that is known.
     pub(crate) committed_at_ms: Option<u64>,
@@ -144,6 +146,7 @@ impl Generations {
             features: resolve(view, told.as_deref())?,
             told,
             plans: Plans::default(),
+            heads: Heads::default(),
             model: model.map(Arc::new),
             committed_at_ms: view.committed_at_ms()?,
         }))
@@ -251,8 +254,8 @@ impl Serving<'_> {
     }
 
     pub(crate) fn source(&self) -> Source<'_> {
-        let Parts { ids, features, plans, .. } = &*self.parts;
-        Source { snapshot: &self.view, ids, features, plans }
+        let Parts { ids, features, plans, heads, .. } = &*self.parts;
+        Source { snapshot: &self.view, ids, features, plans, heads }
     }
 }
 

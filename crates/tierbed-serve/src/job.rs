@@ -7,16 +7,15 @@
 //! A lookup that was prepared where it was received, and must wait after all, waits prepared. When
 //! its turn comes in another generation, it is prepared anew.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::http::{header, HeaderName, HeaderValue, StatusCode};
+use axum::http::{header, HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
-use crate::answer::{with_type, Refusal};
+use crate::answer::Refusal;
 use crate::body::Held;
 use crate::coding::{Coding, Pack};
 use crate::generation::{Parts, Serving};
@@ -196,13 +195,25 @@ pub(crate) const JSON_COST: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,
-    pub(crate) body_type: Cow<'static, str>,
+    pub(crate) body_type: &'static str,
     /// Bytes of the JSON before binary tensors.
     pub(crate) header_bytes: Option<usize>,
     pub(crate) coding: Option<Coding>,
 }
 
 impl Body {
+    /// Writes what the head of an answer says of its body.
+    pub(crate) fn tell(&self, headers: &mut HeaderMap) {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.body_type));
+        if let Some(header_bytes) = self.header_bytes {
+            headers.insert(HEADER_LENGTH, HeaderValue::from(header_bytes));
+        }
+        if let Some(coding) = self.coding {
+            let name = HeaderValue::from_static(coding.name());
+            headers.insert(header::CONTENT_ENCODING, name);
+        }
+    }
+
     /// Packs the bytes for their client.
     fn packed(self, pack: Pack) -> Result<Self, Refusal> {
         let bytes = pack.apply(&self.bytes)?;
@@ -221,15 +232,9 @@ pub(crate) struct Made {
 
 impl IntoResponse for Made {
     fn into_response(self) -> Response {
-        let Body { bytes, body_type, header_bytes, coding } = self.body;
-        let mut response = with_type(StatusCode::OK, &body_type, bytes);
-        if let Some(header_bytes) = header_bytes {
-            response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(header_bytes));
-        }
-        if let Some(coding) = coding {
-            let name = HeaderValue::from_static(coding.name());
-            response.headers_mut().insert(header::CONTENT_ENCODING, name);
-        }
+        let mut response = Response::default();
+        self.body.tell(response.headers_mut());
+        *response.body_mut() = self.body.bytes.into();
         response.extensions_mut().insert(Arc::new(self.held));
         response
     }

@@ -1,5 +1,8 @@
 //! Requests of `/v1/lookup`: columns by name in, one matrix per feature out.
 
+use std::sync::Arc;
+
+use axum::body::Bytes;
 use tierbed_core::Result;
 use tierbed_snapshot::Pooling;
 
@@ -9,6 +12,7 @@ use crate::columns::{
     check_answer, check_columns, check_counts, find, join, Column, Joined, Place,
 };
 use crate::job::{Body, Prepared, JSON_COST};
+use crate::known::{Cut, Head};
 use crate::options::Limits;
 use crate::plans::Asked;
 use crate::query::{Ids, Query, Source};
@@ -51,10 +55,16 @@ pub(crate) const JSON_BYTES: usize = 15;
 pub(crate) fn prepare(
     source: Source<'_>,
     limits: &Limits,
-    body: &[u8],
+    body: &Bytes,
     mut held: Held,
     is_binary: bool,
 ) -> std::result::Result<Prepared, Refusal> {
+    let cut = if is_binary { tensors::cut(body) } else { None };
+    if let Some(cut) = &cut {
+        if let Some(head) = source.heads.get(cut) {
+            return head.prepare(source, &cut.binary, held);
+        }
+    }
     let (named, pooling) =
         if is_binary { (tensors::decode(body)?, None) } else { json::decode(body)? };
     let (columns, names) = columns(source, named, pooling, limits)?;
@@ -68,16 +78,39 @@ pub(crate) fn prepare(
     }
     let told: Vec<_> =
         names.into_iter().zip(places).map(|(name, place)| Told { name, place }).collect();
+    if let Some(cut) = cut.filter(|cut| source.heads.has_room(cut)) {
+        keep(source, &cut, body, &told, &queries)?;
+    }
     let sample_count = queries.first().map_or(0, |query| query.bags().batch_size() as u64);
     let elements: usize = queries.iter().map(|query| query.matrix.get().len()).sum();
     let encode_cost = if is_binary { elements } else { elements.saturating_mul(JSON_COST) };
     let encode = move |queries: Vec<Query>| {
         let encoded = if is_binary { tensors::encode } else { json::encode };
         let bytes = encoded(&told, &queries)?.into();
-        let body_type = if is_binary { SAFETENSORS } else { JSON }.into();
+        let body_type = if is_binary { SAFETENSORS } else { JSON };
         Ok(Body { bytes, body_type, header_bytes: None, coding: None })
     };
     Ok(Prepared { queries, held, sample_count, encode_cost, encode: Box::new(encode) })
+}
+
+/// Keeps the head of a request, where it is for one feature without weights.
+fn keep(
+    source: Source<'_>,
+    cut: &Cut,
+    body: &[u8],
+    told: &[Told],
+    queries: &[Query],
+) -> Result<()> {
+    let ([query], [_], Some(tensors)) = (queries, told, tensors::bags(body)?) else {
+        return Ok(());
+    };
+    let (plan, binary_bytes) = (Arc::clone(&query.plan), cut.binary.len());
+    // What comes before the numbers depends on their shape alone.
+    let mut told = tensors::encode(told, queries)?;
+    told.truncate(told.len() - size_of_val(query.matrix.get()));
+    let body_type = cut.body_type;
+    source.heads.keep(cut, Head { plan, tensors, binary_bytes, told, body_type });
+    Ok(())
 }
 
 /// Checks the columns of a request; `pooling` replaces that of every feature.

@@ -12,6 +12,7 @@ use tierbed_core::{Bags, Result};
 use tierbed_snapshot::{PublishedIds, View};
 
 use crate::features::Feature;
+use crate::known::Heads;
 use crate::plans::{Plan, Plans};
 
 /// What is looked up: rows, and the rows of raw ids.
@@ -21,6 +22,7 @@ pub(crate) struct Source<'a> {
     pub(crate) ids: &'a PublishedIds,
     pub(crate) features: &'a [Feature],
     pub(crate) plans: &'a Plans,
+    pub(crate) heads: &'a Heads,
 }
 
 impl<'a> Source<'a> {

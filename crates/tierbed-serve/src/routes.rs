@@ -1,6 +1,7 @@
 //! Routes: the handler of each request, and the thread on which it runs.
 
 pub(crate) mod about;
+pub(crate) mod hot;
 pub(crate) mod work;
 
 use std::any::Any;
@@ -17,6 +18,7 @@ use axum::Router;
 use tierbed_core::env::Clock;
 use tierbed_snapshot::Snapshot;
 use tokio::sync::{watch, Semaphore};
+use tokio::time::Instant;
 
 use crate::admin::life::{Life, State as LifeState};
 use crate::answer::Refusal;
@@ -30,6 +32,7 @@ use crate::metrics::{Metrics, LEFT};
 use crate::oip::{self, Models};
 use crate::options::Limits;
 use crate::origin::Origin;
+use crate::timed::until;
 use crate::tls::Tls;
 use crate::tokens::{Scope, Tokens};
 
@@ -152,7 +155,7 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
         .route("/livez", get(about::live))
         .route("/readyz", get(about::ready))
         .route("/metrics", get(about::metrics))
-        .route("/v1/lookup", post(work::answer_lookup))
+        .route(work::LOOKUP, post(work::answer_lookup))
         .route("/v1/predict", post(work::answer_predict))
         .merge(oip::router())
         .fallback(unknown_route)
@@ -188,25 +191,57 @@ fn expected_us(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     Ok(ms.map(|ms| ms.saturating_mul(1_000)).filter(|us| *us > 0))
 }
 
-/// Answers a request within its time: that of the server, or the proxy's or the client's where
-/// these are less.
+/// When a request must be answered, and how long that is from now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Time {
+    pub(crate) deadline: Deadline,
+    left: Duration,
+    end: Instant,
+}
+
+impl Time {
+    /// Of a request that has come: that of the server, or the proxy's or the client's where these
+    /// are less.
+    ///
+    /// # Errors
+    /// 400 for a time that is none.
+    pub(crate) fn of(
+        service: &Service,
+        own_us: Option<u64>,
+        headers: &HeaderMap,
+    ) -> Result<Self, Refusal> {
+        let expected_us = expected_us(headers)?;
+        let longest_us = service.limits.request_ms_max * 1_000;
+        let time_us = [own_us, expected_us].into_iter().flatten().fold(longest_us, u64::min);
+        let deadline = Deadline(service.clock.now_us().saturating_add(time_us));
+        let left = Duration::from_micros(time_us);
+        Ok(Self { deadline, left, end: Instant::now() + left })
+    }
+
+    /// Waits for an answer.
+    ///
+    /// # Errors
+    /// 504 when the time is over.
+    pub(crate) async fn wait<T>(self, answering: impl Future<Output = T>) -> Result<T, Refusal> {
+        let Self { left, end, .. } = self;
+        let late = || Refusal::late(format!("request took longer than {left:?}"));
+        until(end, answering).await.ok_or_else(late)
+    }
+}
+
+/// Answers a request within its time.
 ///
 /// # Errors
-/// 504 when it is over, 400 for a time that is none.
+/// Those of [`Time`].
 pub(crate) async fn in_time(
     service: &Service,
     own_us: Option<u64>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Refusal> {
-    let expected_us = expected_us(request.headers())?;
-    let longest_us = service.limits.request_ms_max * 1_000;
-    let time_us = [own_us, expected_us].into_iter().flatten().fold(longest_us, u64::min);
-    let deadline = Deadline(service.clock.now_us().saturating_add(time_us));
-    request.extensions_mut().insert(deadline);
-    let time = Duration::from_micros(time_us);
-    let answering = tokio::time::timeout(time, next.run(request));
-    answering.await.map_err(|_| Refusal::late(format!("request took longer than {time:?}")))
+    let time = Time::of(service, own_us, request.headers())?;
+    request.extensions_mut().insert(time.deadline);
+    time.wait(next.run(request)).await
 }
 
 /// Counts every request, and ends those that take too long to answer.
@@ -234,16 +269,14 @@ async fn measure(State(service): Shared, mut request: Request, next: Next) -> Re
 /// Counts a request by its answer, which is told what the request is. A refusal has its own status,
 /// however its protocol tells it.
 pub(crate) async fn counted(
-    service: &Arc<Service>,
+    service: &Service,
     route: &'static str,
     origin: &Origin,
     answering: impl Future<Output = Response>,
 ) -> Response {
-    let start_us = service.clock.now_us();
-    let mut leaving = Leaving { service: Some(Arc::clone(service)), route };
+    let counting = Counting::begin(service, route);
     let mut response = answering.await;
-    leaving.service = None;
-    let us = service.clock.now_us().saturating_sub(start_us);
+    let us = counting.end();
     let body_bytes = response.extensions().get().map_or(0, |BodyBytes(bytes)| *bytes);
     let refusal: Option<&Refusal> = response.extensions().get();
     let status = refusal.map_or(response.status(), Refusal::status).as_u16();
@@ -253,15 +286,29 @@ pub(crate) async fn counted(
 }
 
 /// Counts a request whose client leaves: it is no longer polled.
-struct Leaving {
-    service: Option<Arc<Service>>,
+struct Counting<'a> {
+    service: &'a Service,
     route: &'static str,
+    start_us: u64,
+    is_over: bool,
 }
 
-impl Drop for Leaving {
+impl<'a> Counting<'a> {
+    fn begin(service: &'a Service, route: &'static str) -> Self {
+        Self { service, route, start_us: service.clock.now_us(), is_over: false }
+    }
+
+    /// Ends, when there is an answer to be counted; returns how long that took.
+    fn end(mut self) -> u64 {
+        self.is_over = true;
+        self.service.clock.now_us().saturating_sub(self.start_us)
+    }
+}
+
+impl Drop for Counting<'_> {
     fn drop(&mut self) {
-        if let Some(service) = &self.service {
-            service.metrics.count(self.route, LEFT, 0);
+        if !self.is_over {
+            self.service.metrics.count(self.route, LEFT, 0);
         }
     }
 }

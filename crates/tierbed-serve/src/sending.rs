@@ -30,7 +30,7 @@ pub(crate) struct Sending {
     pulse: Arc<Pulse>,
     metrics: Arc<Metrics>,
     /// The memory that the answer takes.
-    _held: Option<Arc<Held>>,
+    _held: Option<Held>,
 }
 
 impl Sending {
@@ -39,7 +39,7 @@ impl Sending {
         is_sent: bool,
         pulse: &Arc<Pulse>,
         metrics: &Arc<Metrics>,
-        held: Option<Arc<Held>>,
+        held: Option<Held>,
     ) -> Self {
         pulse.begin_answer();
         let (pulse, metrics) = (Arc::clone(pulse), Arc::clone(metrics));

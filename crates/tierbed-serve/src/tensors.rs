@@ -3,15 +3,45 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use axum::body::Bytes;
 use safetensors::tensor::{serialize, TensorView};
 use safetensors::{Dtype, SafeTensors, View};
 use tierbed_core::{Error, Result};
 
+use crate::known::{Cut, Tensors};
 use crate::lookup::{Named, Told};
 use crate::query::Query;
 
 /// The content type of safetensors bodies.
 pub(crate) const SAFETENSORS: &str = "application/x-safetensors";
+
+/// Cuts a request behind its header; `None` where it is none.
+pub(crate) fn cut(body: &Bytes) -> Option<Cut> {
+    let (length, _) = body.split_first_chunk()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let end = size_of::<u64>().checked_add(length).filter(|end| *end <= body.len())?;
+    Some(Cut { body_type: SAFETENSORS, head: body.slice(..end), binary: body.slice(end..) })
+}
+
+/// Returns where the bags lie, if they are all that a decoded request has.
+///
+/// # Errors
+/// `Invalid` for a header that is none.
+pub(crate) fn bags(body: &[u8]) -> Result<Option<Tensors>> {
+    let (_, metadata) = SafeTensors::read_metadata(body)
+        .map_err(|cause| Error::invalid("body is not safetensors").with("cause", cause))?;
+    let (mut values, mut offsets) = (None, None);
+    for (name, tensor) in metadata.tensors() {
+        let (first, end) = tensor.data_offsets;
+        match name.rsplit_once('.') {
+            Some((_, "values")) => values = Some(first..end),
+            Some((_, "offsets")) => offsets = Some(first..end),
+            _ => return Ok(None),
+        }
+    }
+    let bags = values.zip(offsets);
+    Ok(bags.map(|(values, offsets)| Tensors::Bags { values, offsets }))
+}
 
 /// Decodes a request: `<feature>.values`, `<feature>.offsets`, optionally `<feature>.weights`.
 ///

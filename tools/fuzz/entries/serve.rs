@@ -20,13 +20,13 @@ use crate::answer::Refusal;
 use crate::body::Buffers;
 use crate::coding::{Coding, Inflating};
 use crate::generation::Serving;
-use crate::grpc::message::{request, Addressed};
+use crate::grpc::message::Addressed;
 use crate::grpc::reply;
 use crate::job::{Prepared, HEADER_LENGTH};
 use crate::log::{LogLevel, LogOptions, LogTarget};
 use crate::oip::head::Parts;
 use crate::oip::lookup as oip_lookup;
-use crate::oip::request::Request;
+use crate::oip::request::Encoded;
 use crate::options::{Limits, ServeOptions};
 use crate::origin::Origin;
 use crate::routes::Service;
@@ -84,10 +84,12 @@ fn answer(serving: &Serving<'_>, prepared: std::result::Result<Prepared, Refusal
     }
 }
 
-fn answer_oip(serving: &Serving<'_>, request: Result<Request>) {
-    let held = serving.buffers.hold_nothing();
-    let prepared = request.map_err(Refusal::from);
-    answer(serving, prepared.and_then(|request| oip_lookup::prepare(serving, request, held)));
+/// Answers a request twice: decoded, and by its head where that is known by then.
+fn answer_oip(serving: &Serving<'_>, encoded: &Encoded) {
+    for _ in 0..2 {
+        let held = serving.buffers.hold_nothing();
+        answer(serving, oip_lookup::prepare(serving, encoded, held));
+    }
 }
 
 /// A body of the Open Inference Protocol.
@@ -96,7 +98,7 @@ pub fn oip_json(bytes: &[u8]) {
         let json = Bytes::copy_from_slice(bytes);
         let parts = Parts { json, binary: Bytes::new() };
         let _ = parts.search(&Origin::default());
-        answer_oip(serving, parts.request());
+        answer_oip(serving, &Encoded::Json(parts));
     });
 }
 
@@ -107,7 +109,7 @@ pub fn oip_binary(bytes: &[u8]) {
     let headers = HeaderMap::from_iter([(HEADER_LENGTH, length)]);
     with_server(|serving| {
         let Ok(parts) = Parts::cut(&headers, &Bytes::copy_from_slice(body)) else { return };
-        answer_oip(serving, parts.request());
+        answer_oip(serving, &Encoded::Json(parts));
     });
 }
 
@@ -118,7 +120,7 @@ pub fn grpc_infer(bytes: &[u8]) {
         let _ = addressed.hurry();
         Origin::default().name(&addressed.id);
     }
-    with_server(|serving| answer_oip(serving, request(message)));
+    with_server(|serving| answer_oip(serving, &Encoded::Message(message)));
 }
 
 /// A body of `/v1/lookup`: JSON, or tensors behind a first byte that is no space or brace.
@@ -126,10 +128,12 @@ pub fn lookup(bytes: &[u8]) {
     let Some((kind, tensors)) = bytes.split_first() else { return };
     let is_binary = !matches!(kind, b' ' | b'{');
     with_server(|serving| {
-        let (source, held) = (serving.source(), serving.buffers.hold_nothing());
-        let body = if is_binary { tensors } else { bytes };
-        let limits = &serving.limits;
-        answer(serving, crate::lookup::prepare(source, limits, body, held, is_binary));
+        let (source, limits) = (serving.source(), &serving.limits);
+        let body = Bytes::copy_from_slice(if is_binary { tensors } else { bytes });
+        for _ in 0..2 {
+            let held = serving.buffers.hold_nothing();
+            answer(serving, crate::lookup::prepare(source, limits, &body, held, is_binary));
+        }
     });
 }
 

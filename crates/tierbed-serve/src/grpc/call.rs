@@ -2,59 +2,109 @@
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
-use axum::extract::{Extension, Path, Request as HttpRequest, State};
-use axum::http::HeaderValue;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::{HeaderValue, Request as HttpRequest};
 use axum::response::Response;
 
-use super::message::{request, Addressed};
+use super::message::Addressed;
 use super::pb::{
     ModelConfigRequest, ModelMetadataRequest, ModelReadyRequest, ModelStatisticsRequest,
 };
 use super::reply::{decode, told, whole, Framed};
 use super::{about, status, ENCODING, INFER};
 use crate::answer::Refusal;
-use crate::body::{Held, Received};
+use crate::body::{Arriving, Coming, Held, Received};
 use crate::coding::{Coding, Pack};
 use crate::job::Made;
 use crate::oip::infer::{self, Asked};
 use crate::oip::model::Kind;
+use crate::oip::request::Encoded;
 use crate::origin::Origin;
 use crate::routes::work::received;
-use crate::routes::{BodyBytes, Deadline, Service, Shared};
+use crate::routes::{counted, BodyBytes, Deadline, Service, Shared, Time};
+use crate::tokens::Scope;
 
-/// Answers a call of one message by one.
+/// Answers a call of one message by one: of all methods but `ModelInfer`.
 pub(super) async fn answer(
     State(service): Shared,
     Path(method): Path<String>,
-    Extension(deadline): Extension<Deadline>,
-    Extension(origin): Extension<Arc<Origin>>,
-    request: HttpRequest,
+    request: HttpRequest<Body>,
 ) -> Response {
-    let start_us = service.clock.now_us();
+    let (head, body) = request.into_parts();
+    let arriving = Arriving { headers: &head.headers, body, pulse: None };
     let mut body_bytes = 0;
-    let answering = async {
-        let headers = request.headers();
-        let coding = Coding::given(headers, ENCODING.as_str())?;
-        let told_as = coding.filter(|coding| coding.is_read(headers));
-        let Received { bytes, mut held } = received(&service, request).await?;
-        body_bytes = bytes.len() as u64;
-        let bytes_max = service.limits.body_bytes_max;
-        let message = Framed::only(&bytes)?.plain(bytes_max, coding, &mut held).await?;
-        match method.as_str() {
-            "ModelInfer" => {
-                let (route, origin) = (INFER, &*origin);
-                let call = Call { route, start_us, deadline, origin, body_bytes, held, told_as };
-                let addressed: Addressed = decode(message.clone())?;
-                let made = made(&service, call, addressed, message).await?;
-                Ok(told_whole(made, told_as))
-            }
-            _ => described(&service, &method, message),
-        }
-    };
-    let mut response = answering.await.unwrap_or_else(status::told);
+    let answered = only_message(&service, arriving, &mut body_bytes).await;
+    let answered =
+        answered.and_then(|OnlyMessage { message, .. }| described(&service, &method, message));
+    let mut response = answered.unwrap_or_else(status::told);
     response.extensions_mut().insert(BodyBytes(body_bytes));
     response
+}
+
+/// Answers `ModelInfer`, which almost all calls are, beside the router: token, time, counts and
+/// lines of the log are those of its layer.
+pub(super) async fn infer(service: &Service, request: HttpRequest<impl Coming>) -> Response {
+    let (head, body) = request.into_parts();
+    let headers = &head.headers;
+    let origin = Origin::new(headers);
+    let answering = async {
+        let mut body_bytes = 0;
+        let answered = async {
+            service.authorize(headers, Some(Scope::Infer))?;
+            let time = Time::of(service, status::timeout_us(headers)?, headers)?;
+            let arriving = Arriving { headers, body, pulse: None };
+            let inferring = inferred(service, time.deadline, &origin, arriving, &mut body_bytes);
+            time.wait(inferring).await?
+        };
+        let mut response = answered.await.unwrap_or_else(status::told);
+        response.extensions_mut().insert(BodyBytes(body_bytes));
+        response
+    };
+    counted(service, INFER, &origin, answering).await
+}
+
+async fn inferred(
+    service: &Service,
+    deadline: Deadline,
+    origin: &Origin,
+    arriving: Arriving<'_, impl Coming>,
+    body_bytes: &mut u64,
+) -> Answered {
+    let start_us = service.clock.now_us();
+    let OnlyMessage { message, held, told_as } =
+        only_message(service, arriving, body_bytes).await?;
+    let (route, body_bytes) = (INFER, *body_bytes);
+    let call = Call { route, start_us, deadline, origin, body_bytes, held, told_as };
+    let addressed: Addressed = decode(message.clone())?;
+    Ok(told_whole(made(service, call, addressed, message).await?, told_as))
+}
+
+/// The only message of a call.
+struct OnlyMessage {
+    message: Bytes,
+    held: Held,
+    /// The coding of the answer: that of the question, where the client reads it.
+    told_as: Option<Coding>,
+}
+
+/// Receives the only message of a call; tells how long its body is, once that is known.
+///
+/// # Errors
+/// 415 for an unknown coding, 400 for another number of messages; those of [`received`] and of
+/// [`Framed::plain`].
+async fn only_message(
+    service: &Service,
+    arriving: Arriving<'_, impl Coming>,
+    body_bytes: &mut u64,
+) -> Result<OnlyMessage, Refusal> {
+    let coding = Coding::given(arriving.headers, ENCODING.as_str())?;
+    let told_as = coding.filter(|coding| coding.is_read(arriving.headers));
+    let Received { bytes, mut held } = received(service, arriving).await?;
+    *body_bytes = bytes.len() as u64;
+    let bytes_max = service.limits.body_bytes_max;
+    let message = Framed::only(&bytes)?.plain(bytes_max, coding, &mut held).await?;
+    Ok(OnlyMessage { message, held, told_as })
 }
 
 type Answered = Result<Response, Refusal>;
@@ -100,7 +150,6 @@ pub(super) struct Call<'a> {
     pub(super) origin: &'a Origin,
     pub(super) body_bytes: u64,
     pub(super) held: Held,
-    /// The coding of the answer: that of the question, where the client reads it.
     pub(super) told_as: Option<Coding>,
 }
 
@@ -109,7 +158,7 @@ pub(super) struct Call<'a> {
 /// # Errors
 /// Those of [`infer::answer`]; 404 for an unknown model.
 pub(super) async fn made(
-    service: &Arc<Service>,
+    service: &Service,
     call: Call<'_>,
     addressed: Addressed,
     message: Bytes,
@@ -120,7 +169,7 @@ pub(super) async fn made(
     let hurry = addressed.hurry()?;
     let pack = told_as.map(Pack::Message);
     let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack };
-    let made = infer::answer(service, asked, move || request(message.clone()), held).await;
+    let made = infer::answer(service, asked, Encoded::Message(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
     made

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Request, Response};
+use axum::http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -17,11 +17,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::calls::Calls;
+use super::gathered::Gathered;
 use super::outgoing::Outgoing;
-use super::{is_finite, status};
+use super::{call, is_finite, status, INFER};
 use crate::answer::Refusal;
 use crate::body::Held;
-use crate::connection::{routed, Callee};
+use crate::connection::{caught, routed, Callee};
 use crate::sending::PART_BYTES;
 
 /// Calls of one connection at once; a client's others wait.
@@ -54,7 +55,9 @@ pub(crate) async fn serve(
         .max_send_buf_size(PART_BYTES)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PING);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), answering));
+    let sender = Gathered::new(stream);
+    let io = TokioIo::new(sender.share());
+    let mut connection = pin!(builder.serve_connection(io, answering));
     let mut stopping = service.stopping.clone();
     let mut is_stopping = pin!(async move {
         // An error means that the server was dropped: as good a reason to stop.
@@ -66,8 +69,10 @@ pub(crate) async fn serve(
             stop = Some(Instant::now());
             connection.as_mut().graceful_shutdown();
         }
+        let ended = connection.as_mut().poll(cx);
+        let sent = sender.poll_send(cx);
         // A client that leaves, or whose bytes are not HTTP/2, ends its connection only.
-        if connection.as_mut().poll(cx).is_ready() {
+        if ended.is_ready() || matches!(sent, Poll::Ready(Err(_))) {
             return Poll::Ready(false);
         }
         let Some(deadline) = calls.deadline(&service.limits, stop, cx) else {
@@ -92,9 +97,15 @@ async fn answer(
 ) -> Result<Response<Outgoing>, Infallible> {
     let call = calls.begin(is_finite(request.uri().path()));
     let metrics = Arc::clone(&callee.service.metrics);
-    let mut request = request.map(Body::new);
-    request.extensions_mut().insert(calls);
-    let mut response = routed(callee, request, status::told).await;
+    let is_infer = request.method() == Method::POST && request.uri().path() == INFER;
+    let mut response = if is_infer {
+        let inferring = pin!(call::infer(&callee.service, request));
+        caught(&callee.service, inferring).await.unwrap_or_else(status::told)
+    } else {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(calls);
+        routed(callee, request, status::told).await
+    };
     let held = response.extensions_mut().remove::<Arc<Held>>();
     response.extensions_mut().remove::<Refusal>();
     Ok(response.map(|body| Outgoing::new(body, call, &metrics, held)))

@@ -1,7 +1,9 @@
 //! Inference requests and answers as messages.
 
 use axum::body::Bytes;
-use prost::encoding::{encode_key, encode_varint, encoded_len_varint, key_len, WireType};
+use prost::encoding::{
+    decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len, WireType,
+};
 use prost::Message;
 use tierbed_core::{Error, Result};
 
@@ -10,6 +12,7 @@ use super::pb::model_infer_request::{InferInputTensor, InferRequestedOutputTenso
 use super::pb::model_infer_response::InferOutputTensor;
 use super::pb::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use super::reply;
+use crate::known::Cut;
 use crate::oip::inputs::{collect, lengths, unknown, Data, Tensor};
 use crate::oip::outputs::Outputs;
 use crate::oip::request::{check_once, unsupported, Form, Hurry, Named, Request};
@@ -19,6 +22,8 @@ use crate::query::Ids;
 /// The content type of answers.
 pub(crate) const TYPE: &str = "application/grpc";
 
+/// The field `raw_input_contents` of a request.
+const RAW_INPUT_CONTENTS: u32 = 7;
 /// The field `raw_output_contents` of an answer.
 const RAW_OUTPUT_CONTENTS: u32 = 6;
 
@@ -95,6 +100,28 @@ pub(crate) fn request(message: Bytes) -> Result<Request> {
         raw_bytes,
         form: Form::Message,
     })
+}
+
+/// Cuts a message before the elements of its inputs, where they are of one input and come last.
+pub(crate) fn cut(message: &Bytes) -> Option<Cut> {
+    let mut rest = &message[..];
+    loop {
+        let head_bytes = message.len() - rest.len();
+        let (field, wire_type) = decode_key(&mut rest).ok()?;
+        // All fields of a request are of this type.
+        if wire_type != WireType::LengthDelimited {
+            return None;
+        }
+        let bytes = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
+        let (_, after) = rest.split_at_checked(bytes)?;
+        if field != RAW_INPUT_CONTENTS {
+            rest = after;
+            continue;
+        }
+        let binary = message.slice(message.len() - rest.len()..);
+        let head = message.slice(..head_bytes);
+        return after.is_empty().then_some(Cut { body_type: TYPE, head, binary });
+    }
 }
 
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<Tensor> {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! connection ─▶ call ─▶ message, within its limits ─▶ [oip] request ─▶ executor ─▶ reply, trailers
+//!                └─▶ router ─▶ all methods but `ModelInfer`
 //! ```
 //!
 //! Calls have the limits, places, log and metrics of HTTP requests. Where a limit or a failure ends
@@ -11,6 +12,7 @@ mod about;
 mod call;
 mod calls;
 pub(crate) mod connection;
+mod gathered;
 mod health;
 pub(crate) mod message;
 mod messages;

@@ -121,10 +121,10 @@ impl Parts {
             id: Option<String>,
             parameters: Option<Parameters>,
         }
-        let has = |word: &[u8]| self.json.windows(word.len()).any(|found| found == word);
+        let words: [&[u8]; 3] = [b"id", b"timeout", b"priority"];
+        let mut quoted = self.json.split(|byte| *byte == b'"');
         let is_searched = self.json.len() <= SEARCHED_BYTES_MAX;
-        let words: [&[u8]; 3] = [b"\"id\"", b"\"timeout\"", b"\"priority\""];
-        if !is_searched || !words.into_iter().any(has) {
+        if !is_searched || !quoted.any(|found| words.contains(&found)) {
             return Hurry::default();
         }
         // What is no JSON is refused where it is decoded.

@@ -4,20 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Extension, Request as HttpRequest, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use tokio::time::Instant;
 
 use super::head::Parts;
 use super::model::{Kind, Named};
-use super::request::{Hurry, Request};
+use super::request::{Encoded, Hurry};
 use super::{lookup, predict, INFER};
 use crate::answer::Refusal;
-use crate::body::{Held, Received};
+use crate::body::{Arriving, Coming, Held, Received};
 use crate::coding::{Coding, Pack};
 use crate::generation::Serving;
 use crate::job::{Made, Work};
 use crate::origin::Origin;
-use crate::routes::work::{self, made, received, Ask};
-use crate::routes::{BodyBytes, Deadline, Service, Shared};
+use crate::routes::work::{self, made, pulse_of, received, told, Ask};
+use crate::routes::{Deadline, Service, Shared};
+use crate::timed::until;
 
 pub(super) async fn infer(
     State(service): Shared,
@@ -26,42 +28,50 @@ pub(super) async fn infer(
     Extension(origin): Extension<Arc<Origin>>,
     request: HttpRequest,
 ) -> Response {
-    let start_us = service.clock.now_us();
+    let (head, body) = request.into_parts();
+    let arriving = Arriving { headers: &head.headers, body, pulse: pulse_of(&head) };
+    let begun = Begun { kind, deadline, origin: &origin };
     let mut body_bytes = 0;
-    let begun = Begun { kind, start_us, deadline, origin: &origin };
-    let made = inferred(&service, begun, request, &mut body_bytes).await;
-    let us = service.clock.now_us().saturating_sub(start_us);
-    service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
-    let mut response = made.map_or_else(IntoResponse::into_response, IntoResponse::into_response);
-    response.extensions_mut().insert(BodyBytes(body_bytes));
-    response
+    let made = inferred(&service, begun, arriving, &mut body_bytes).await;
+    told(made, body_bytes)
 }
 
 /// A request whose body has not been read.
-struct Begun<'a> {
-    kind: Kind,
-    start_us: u64,
-    deadline: Deadline,
-    origin: &'a Origin,
+pub(crate) struct Begun<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) deadline: Deadline,
+    pub(crate) origin: &'a Origin,
 }
 
-async fn inferred(
-    service: &Arc<Service>,
+/// Answers a request; tells how long its body is, once that is known. The model's statistics count
+/// it.
+///
+/// # Errors
+/// Those of [`received`] and of [`answer`].
+pub(crate) async fn inferred(
+    service: &Service,
     begun: Begun<'_>,
-    request: HttpRequest,
+    arriving: Arriving<'_, impl Coming>,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
-    let Begun { kind, start_us, deadline, origin } = begun;
-    let headers = request.headers().clone();
-    let pack = Coding::wanted(&headers).map(Pack::Body);
-    let Received { bytes, held } = received(service, request).await?;
-    *body_bytes = bytes.len() as u64;
-    let parts = Parts::cut(&headers, &bytes)?;
-    let hurry = parts.search(origin);
-    drop(bytes);
-    let body_bytes = *body_bytes;
-    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };
-    answer(service, asked, move || parts.request(), held).await
+    let Begun { kind, deadline, origin } = begun;
+    let start_us = service.clock.now_us();
+    let made = async {
+        let headers = arriving.headers;
+        let pack = Coding::wanted(headers).map(Pack::Body);
+        let Received { bytes, held } = received(service, arriving).await?;
+        *body_bytes = bytes.len() as u64;
+        let parts = Parts::cut(headers, &bytes)?;
+        let hurry = parts.search(origin);
+        drop(bytes);
+        let body_bytes = *body_bytes;
+        let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };
+        answer(service, asked, Encoded::Json(parts), held).await
+    };
+    let made = made.await;
+    let us = service.clock.now_us().saturating_sub(start_us);
+    service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
+    made
 }
 
 /// A request for inference whose body has arrived.
@@ -85,7 +95,7 @@ pub(crate) struct Asked {
 pub(crate) async fn answer(
     service: &Service,
     asked: Asked,
-    decode: impl Fn() -> tierbed_core::Result<Request> + Send + 'static,
+    encoded: Encoded,
     held: Held,
 ) -> Result<Made, Refusal> {
     let Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes, pack } =
@@ -95,18 +105,19 @@ pub(crate) async fn answer(
     let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes, pack };
     let answering = async move {
         if kind == Kind::Predictions && service.generations.predicts() {
-            let prepare =
-                move |serving: &Serving<'_>, held: Held| predict::prepare(serving, decode()?, held);
+            let prepare = move |serving: &Serving<'_>, held: Held| {
+                predict::prepare(serving, encoded.request()?, held)
+            };
             made(service, ask, held, work::Asked { prepare, work: Work::Prediction }).await
         } else {
             let prepare =
-                move |serving: &Serving<'_>, held: Held| lookup::prepare(serving, decode()?, held);
+                move |serving: &Serving<'_>, held: Held| lookup::prepare(serving, &encoded, held);
             made(service, ask, held, work::Asked { prepare, work: Work::Lookup }).await
         }
     };
     let Some(timeout_us) = timeout_us else { return answering.await };
     // The body's reception was within the client's time, too.
     let left = Duration::from_micros(own_us.saturating_sub(service.clock.now_us()));
-    let late = |_| Refusal::late(format!("timeout of {timeout_us} microseconds has passed"));
-    tokio::time::timeout(left, answering).await.map_err(late)?
+    let late = || Refusal::late(format!("timeout of {timeout_us} microseconds has passed"));
+    until(Instant::now() + left, answering).await.ok_or_else(late)?
 }

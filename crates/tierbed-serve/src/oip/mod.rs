@@ -40,7 +40,7 @@ use crate::routes::Service;
 pub(crate) const VERSION: &str = "1";
 
 /// The label of inference in metrics.
-const INFER: &str = "/v2/infer";
+pub(crate) const INFER: &str = "/v2/infer";
 /// The label of all that describes.
 const ABOUT: &str = "/v2";
 

@@ -17,7 +17,8 @@ use crate::job::{Body, JSON_COST};
 use crate::lookup::JSON_BYTES;
 use crate::query::Query;
 
-const OCTETS: &str = "application/octet-stream";
+/// The content type of answers with binary outputs.
+pub(crate) const OCTETS: &str = "application/octet-stream";
 
 /// The type of an answer's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,16 +276,16 @@ impl Outputs {
                 self.dtype.append(slice, &mut bytes);
             }
         }
-        Ok(self.body(bytes.into(), has_binary.then_some(head_bytes)))
+        Ok(body(self.form, bytes.into(), has_binary.then_some(head_bytes)))
     }
+}
 
-    /// Wraps the bytes of an answer; `head_bytes` come before binary outputs.
-    pub(super) fn body(&self, bytes: Bytes, head_bytes: Option<usize>) -> Body {
-        let (body_type, header_bytes) = match (self.form, head_bytes) {
-            (Form::Message, _) => (message::TYPE, None),
-            (Form::Json, Some(_)) => (OCTETS, head_bytes),
-            (Form::Json, None) => (JSON, None),
-        };
-        Body { bytes, body_type: body_type.into(), header_bytes, coding: None }
-    }
+/// Wraps the bytes of an answer; `head_bytes` come before binary outputs.
+pub(super) fn body(form: Form, bytes: Bytes, head_bytes: Option<usize>) -> Body {
+    let (body_type, header_bytes) = match (form, head_bytes) {
+        (Form::Message, _) => (message::TYPE, None),
+        (Form::Json, Some(_)) => (OCTETS, head_bytes),
+        (Form::Json, None) => (JSON, None),
+    };
+    Body { bytes, body_type, header_bytes, coding: None }
 }

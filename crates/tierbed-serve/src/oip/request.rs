@@ -1,9 +1,14 @@
 //! An inference request in no protocol's form, and the form of its answer.
 
+use axum::body::Bytes;
 use tierbed_core::{Error, Result};
 
+use super::head::Parts;
 use super::inputs::Tensor;
+use super::outputs::OCTETS;
 use crate::admission::Priority;
+use crate::grpc::message;
+use crate::known::Cut;
 
 /// A decoded inference request.
 #[derive(Debug)]
@@ -28,6 +33,36 @@ pub(crate) struct Request {
 pub(crate) struct Named {
     pub(crate) name: String,
     pub(crate) is_binary: bool,
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub(crate) enum Encoded {
+    Json(Parts),
+    Message(Bytes),
+}
+
+impl Encoded {
+    /// Decodes the request.
+    ///
+    /// # Errors
+    /// `Invalid` for anything but the protocol's form.
+    pub(crate) fn request(&self) -> Result<Request> {
+        match self {
+            Self::Json(parts) => parts.request(),
+            Self::Message(bytes) => message::request(bytes.clone()),
+        }
+    }
+
+    /// Cuts it before its binary tensor, where there is one, last of all.
+    pub(super) fn cut(&self) -> Option<Cut> {
+        match self {
+            Self::Json(Parts { json, binary }) => {
+                Some(Cut { body_type: OCTETS, head: json.clone(), binary: binary.clone() })
+            }
+            Self::Message(bytes) => message::cut(bytes),
+        }
+    }
 }
 
 /// How an answer is told.

@@ -52,7 +52,7 @@ pub(crate) fn prepare(
     let encode = move |scores: Scores| {
         let told = told(&model, count, &scores);
         let bytes = if is_binary { to_safetensors(&told)? } else { to_json(&told)? };
-        let body_type = if is_binary { SAFETENSORS } else { JSON }.into();
+        let body_type = if is_binary { SAFETENSORS } else { JSON };
         Ok(Body { bytes: bytes.into(), body_type, header_bytes: None, coding: None })
     };
     Ok(Prepared { samples, held, answer_bytes, encode: Box::new(encode) })

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
+use axum::http::request::Parts;
 use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{oneshot, OwnedSemaphorePermit};
@@ -18,7 +19,7 @@ use tokio::sync::{oneshot, OwnedSemaphorePermit};
 use super::{BodyBytes, Deadline, Service, Shared};
 use crate::admission::{Priority, Verdict};
 use crate::answer::{Refusal, JSON};
-use crate::body::{receive, Held, Received};
+use crate::body::{receive, Arriving, Coming, Held, Received};
 use crate::coding::{Coding, Pack};
 use crate::executor::{Executor, Offer, Ticket};
 use crate::generation::Serving;
@@ -27,30 +28,43 @@ use crate::job::{Checked, Done, Job, Made, Stage, Waits, Work};
 use crate::lookup;
 use crate::predict::bodies;
 use crate::tensors::SAFETENSORS;
+use crate::wire::Pulse;
+
+/// The route of lookups of our own form.
+pub(crate) const LOOKUP: &str = "/v1/lookup";
 
 pub(super) async fn answer_lookup(
     State(service): Shared,
     Extension(Deadline(deadline_us)): Extension<Deadline>,
     request: Request,
 ) -> Response {
-    let is_binary = match content_type(request.headers()) {
-        JSON => false,
-        SAFETENSORS => true,
-        other => return unknown_type(other).into_response(),
-    };
-    let pack = Coding::wanted(request.headers()).map(Pack::Body);
-    let received = match received(&service, request).await {
-        Ok(received) => received,
-        Err(refusal) => return refusal.into_response(),
-    };
-    let Received { bytes, held } = received;
-    let body_bytes = bytes.len() as u64;
+    let (head, body) = request.into_parts();
+    let arriving = Arriving { headers: &head.headers, body, pulse: pulse_of(&head) };
+    let mut body_bytes = 0;
+    let made = lookup(&service, arriving, deadline_us, &mut body_bytes).await;
+    told(made, body_bytes)
+}
+
+/// Answers a lookup under `/v1`; tells how long its body is, once that is known.
+///
+/// # Errors
+/// 415 for an unknown type; those of [`received`] and of [`made`].
+pub(super) async fn lookup(
+    service: &Service,
+    arriving: Arriving<'_, impl Coming>,
+    deadline_us: u64,
+    body_bytes: &mut u64,
+) -> Result<Made, Refusal> {
+    let is_binary = is_binary(arriving.headers)?;
+    let pack = Coding::wanted(arriving.headers).map(Pack::Body);
+    let Received { bytes, held } = received(service, arriving).await?;
+    *body_bytes = bytes.len() as u64;
     let prepare = move |serving: &Serving<'_>, held: Held| {
         lookup::prepare(serving.source(), &serving.limits, &bytes, held, is_binary)
     };
-    let (route, priority) = ("/v1/lookup", Priority::default());
-    let ask = Ask { route, deadline_us, priority, body_bytes, pack };
-    told(made(&service, ask, held, Asked { prepare, work: Work::Lookup }).await, body_bytes)
+    let (route, priority) = (LOOKUP, Priority::default());
+    let ask = Ask { route, deadline_us, priority, body_bytes: *body_bytes, pack };
+    made(service, ask, held, Asked { prepare, work: Work::Lookup }).await
 }
 
 pub(super) async fn answer_predict(
@@ -62,31 +76,44 @@ pub(super) async fn answer_predict(
         let message = "this server has no model; only lookups are answered";
         return Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).into_response();
     }
-    let is_binary = match content_type(request.headers()) {
-        JSON => false,
-        SAFETENSORS => true,
-        other => return unknown_type(other).into_response(),
-    };
-    let pack = Coding::wanted(request.headers()).map(Pack::Body);
-    let received = match received(&service, request).await {
-        Ok(received) => received,
-        Err(refusal) => return refusal.into_response(),
-    };
-    let Received { bytes, held } = received;
-    let body_bytes = bytes.len() as u64;
+    let (head, body) = request.into_parts();
+    let arriving = Arriving { headers: &head.headers, body, pulse: pulse_of(&head) };
+    let mut body_bytes = 0;
+    let made = predict(&service, arriving, deadline_us, &mut body_bytes).await;
+    told(made, body_bytes)
+}
+
+async fn predict(
+    service: &Service,
+    arriving: Arriving<'_, impl Coming>,
+    deadline_us: u64,
+    body_bytes: &mut u64,
+) -> Result<Made, Refusal> {
+    let is_binary = is_binary(arriving.headers)?;
+    let pack = Coding::wanted(arriving.headers).map(Pack::Body);
+    let Received { bytes, held } = received(service, arriving).await?;
+    *body_bytes = bytes.len() as u64;
     let prepare =
         move |serving: &Serving<'_>, held: Held| bodies::prepare(serving, &bytes, held, is_binary);
     let (route, priority) = ("/v1/predict", Priority::default());
-    let ask = Ask { route, deadline_us, priority, body_bytes, pack };
-    told(made(&service, ask, held, Asked { prepare, work: Work::Prediction }).await, body_bytes)
+    let ask = Ask { route, deadline_us, priority, body_bytes: *body_bytes, pack };
+    made(service, ask, held, Asked { prepare, work: Work::Prediction }).await
+}
+
+/// Returns the pulse of a request's connection.
+pub(crate) fn pulse_of(head: &Parts) -> Option<&Pulse> {
+    head.extensions.get::<Arc<Pulse>>().map(|pulse| &**pulse)
 }
 
 /// Reads a request's body and counts its bytes.
 ///
 /// # Errors
 /// Those of [`receive`].
-pub(crate) async fn received(service: &Service, request: Request) -> Result<Received, Refusal> {
-    let received = receive(&service.limits, &service.buffers, request).await?;
+pub(crate) async fn received(
+    service: &Service,
+    arriving: Arriving<'_, impl Coming>,
+) -> Result<Received, Refusal> {
+    let received = receive(&service.limits, &service.buffers, arriving).await?;
     service.metrics.body_bytes.inc_by(received.bytes.len() as u64);
     Ok(received)
 }
@@ -117,7 +144,7 @@ impl Drop for Waiting<'_> {
 }
 
 /// Answers a request over HTTP.
-fn told(made: Result<Made, Refusal>, body_bytes: u64) -> Response {
+pub(crate) fn told(made: Result<Made, Refusal>, body_bytes: u64) -> Response {
     let mut response = made.map_or_else(IntoResponse::into_response, IntoResponse::into_response);
     response.extensions_mut().insert(BodyBytes(body_bytes));
     response
@@ -208,14 +235,24 @@ pub(crate) fn refused(verdict: Verdict) -> Refusal {
     }
 }
 
+/// Tells whether a body is safetensors; JSON when the head does not say.
+///
+/// # Errors
+/// 415 for another type.
+fn is_binary(headers: &HeaderMap) -> Result<bool, Refusal> {
+    match content_type(headers) {
+        JSON => Ok(false),
+        SAFETENSORS => Ok(true),
+        found => {
+            let message = format!("content type must be {JSON} or {SAFETENSORS}, found {found:?}");
+            Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", message))
+        }
+    }
+}
+
 /// Returns the content type without parameters; JSON when none is given.
 fn content_type(headers: &HeaderMap) -> &str {
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return JSON };
     let value = value.to_str().unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim()
-}
-
-fn unknown_type(found: &str) -> Refusal {
-    let message = format!("content type must be {JSON} or {SAFETENSORS}, found {found:?}");
-    Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", message)
 }

@@ -121,3 +121,24 @@ fn a_head_with_its_elements_is_the_message() {
     assert_eq!((answer.id.as_str(), answer.outputs[0].shape.as_slice()), ("7", &[1, 2][..]));
     assert_eq!(answer.raw_output_contents, [Bytes::from_static(&[1; 8]), Bytes::new()]);
 }
+
+#[test]
+fn a_message_is_cut_before_elements_that_come_last() {
+    let whole = |request: &ModelInferRequest| Bytes::from(request.encode_to_vec());
+    let cut_of = |request: &ModelInferRequest| cut(&whole(request));
+    let one = of(vec![input("ids", "INT64", &[1])], &[b"12345678"]);
+    let Cut { body_type, head, binary } = cut_of(&one).unwrap();
+    assert_eq!((body_type, &binary[..]), (TYPE, &b"12345678"[..]));
+    let parts = [&head[..], b"\x3a\x08", &binary].concat();
+    assert_eq!(parts, whole(&one));
+    assert_eq!(cut_of(&of(vec![], &[b""])).unwrap().binary.len(), 0);
+    let two = of(vec![input("a", "INT64", &[1]), input("b", "INT64", &[1])], &[b"1", b"2"]);
+    assert!(cut_of(&two).is_none());
+    assert!(cut_of(&of(vec![], &[])).is_none(), "there are no elements");
+    let bytes = whole(&one);
+    for end in 0..bytes.len() {
+        assert!(cut(&bytes.slice(..end)).is_none(), "{end} bytes are no message");
+    }
+    assert!(cut(&[&bytes[..], b"\x08\x01"].concat().into()).is_none(), "more comes behind");
+    assert!(cut(&[b"\x08\x01", &bytes[..]].concat().into()).is_none(), "no field of the form");
+}

@@ -22,6 +22,7 @@ fn job(service: &Service, body: Vec<u8>) -> (Job, Answer) {
     let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
     let (answer, made) = oneshot::channel();
     let (done, held) = (Done { place, answer }, service.buffers.hold_nothing());
+    let body = body.into();
     let prepare = move |serving: &Serving<'_>, held: Held| {
         prepare(serving.source(), &serving.limits, &body, held, true)
     };

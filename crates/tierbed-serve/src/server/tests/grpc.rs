@@ -25,6 +25,7 @@ use crate::grpc::pb::{
 
 mod admission;
 mod stream;
+mod writes;
 
 const SERVICE: &str = "/inference.GRPCInferenceService";
 

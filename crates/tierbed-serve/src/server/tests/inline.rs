@@ -15,7 +15,7 @@ use crate::routes::work::{made, Ask, Asked};
 const JSON: &str = "application/json";
 const SAFETENSORS: &str = "application/x-safetensors";
 const OCTETS: &str = "application/octet-stream";
-const INFER: &str = "/v2/models/tierbed.rows/infer";
+pub(super) const INFER: &str = "/v2/models/tierbed.rows/infer";
 
 fn with_grpc(limit: impl FnOnce(&mut Limits)) -> ServeOptions {
     ServeOptions { grpc_address: Some("127.0.0.1:0".into()), ..limited(limit) }
@@ -37,7 +37,7 @@ fn look_up(server: &Server, ids: &[i64]) -> Answer {
 }
 
 /// Requests in all forms: path, content type, header lines, body.
-fn requests() -> Vec<(&'static str, &'static str, String, Vec<u8>)> {
+pub(super) fn requests() -> Vec<(&'static str, &'static str, String, Vec<u8>)> {
     let json = json!({"features": {
         "user": {"values": USER.0, "offsets": USER.1},
         "item.v2": {"values": ITEM.0, "offsets": ITEM.1, "weights": WEIGHTS},
@@ -188,7 +188,7 @@ fn run(
     let (route, priority) = ("/v1/lookup", Priority::Normal);
     let ask = Ask { route, deadline_us, priority, body_bytes: 10, pack: None };
     let held = service.buffers.hold_nothing();
-    let body = row_body(&[499]);
+    let body = row_body(&[499]).into();
     let prepare = move |serving: &crate::generation::Serving<'_>, held| {
         prepare()?;
         crate::lookup::prepare(serving.source(), &serving.limits, &body, held, false)
@@ -234,7 +234,7 @@ fn a_lookup_that_must_wait_is_prepared_once_a_generation() {
     let prepared = Arc::new(std::sync::atomic::AtomicU32::new(0));
     for applies in [false, true] {
         let ids = if applies { [8] } else { [7] };
-        let (count, body) = (Arc::clone(&prepared), row_body(&ids));
+        let (count, body) = (Arc::clone(&prepared), row_body(&ids).into());
         count.store(0, Ordering::Relaxed);
         let prepare = move |serving: &crate::generation::Serving<'_>, held| {
             count.fetch_add(1, Ordering::Relaxed);

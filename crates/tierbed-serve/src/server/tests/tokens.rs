@@ -12,7 +12,7 @@ ranker ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad infer
 nobody e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855 metrics
 ";
 
-fn guarded() -> (tempfile::TempDir, ServeOptions) {
+pub(super) fn guarded() -> (tempfile::TempDir, ServeOptions) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokens");
     std::fs::write(&path, TOKENS).unwrap();
