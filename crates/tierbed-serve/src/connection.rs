@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::again::Again;
 use crate::answer::{Refusal, JSON, RETRY_AFTER_S};
 use crate::routes::hot::{Going, Hot, Outgoing};
 use crate::routes::Service;
@@ -79,12 +80,13 @@ pub(crate) async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         let _ = stopping.wait_for(|&stop| stop).await;
     });
     let (mut stop, mut timer) = (None, pin!(tokio::time::sleep(Duration::ZERO)));
+    let again = Again::new();
     let end = poll_fn(|cx| {
         if stop.is_none() && is_stopping.as_mut().poll(cx).is_ready() {
             stop = Some(Instant::now());
         }
         // To its end, which sends what is left of the last answer.
-        if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
+        if let Poll::Ready(ended) = again.poll(Pin::new(&mut connection), cx) {
             return Poll::Ready(if ended.is_ok() { End::Done } else { End::Broken });
         }
         loop {

@@ -14,6 +14,7 @@
 
 mod admin;
 mod admission;
+mod again;
 mod answer;
 mod answering;
 mod batch;
