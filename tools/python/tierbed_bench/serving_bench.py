@@ -158,7 +158,7 @@ class Bench:
         )
         told: list[Row] = answer["phases"]
         wrong = sum(phase["wrong"] for phase in told)
-        if wrong:
+        if wrong and not system.may_lose:
             raise RuntimeError(f"{wrong} answers of {system.name} have other rows than were asked")
         return told
 
@@ -230,9 +230,10 @@ class Bench:
 
     @staticmethod
     def is_good(phase: Row, p99_ms_max: float) -> bool:
-        """Whether a run's requests were answered, and in time."""
+        """Whether a run's requests were answered with their rows, and in time."""
         return bool(
-            phase["good"] >= KEPT_SHARE * phase["offered"]
+            not phase["wrong"]
+            and phase["good"] >= KEPT_SHARE * phase["offered"]
             and phase["good_us"]["p99"] <= 1e3 * p99_ms_max
         )
 

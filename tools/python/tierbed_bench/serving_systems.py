@@ -88,11 +88,13 @@ class System:
         name: In results.
         target: How the generator asks.
         pids: The server's processes.
+        may_lose: It is a cache: rows that it has no room for are gone, and no answer has them.
     """
 
     name: str
     target: Row
     pids: tuple[int, ...]
+    may_lose: bool = False
 
 
 def command(do: str, **fields: Any) -> Row:
