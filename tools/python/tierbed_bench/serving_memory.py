@@ -51,7 +51,7 @@ def _grow(bench: Bench, name: str) -> None:
     last = LAST_SHARE * rows.byte_count
     # Redis has every row in memory: it has no budget that could be smaller.
     budget = last if name == "redis" else 4 * MIB + INDEX_BYTES * int(rows.shape["row_count"])
-    while budget <= max(last, 8 * MIB):
+    while budget <= max(last, 16 * MIB):
         with _running(name, rows, budget) as system:
             if _keeps_up(bench, system, budget):
                 return
