@@ -60,9 +60,12 @@ impl Config {
                     .with("expected", TAKEN.join(", "))
                     .with("remedy", "leave it out of config.pbtxt: Triton listens and limits"));
             }
-            let value = value.get("string_value").and_then(Value::as_str);
-            let value = value.unwrap_or_default().to_owned();
-            settings.push(Setting { name: name.replace('_', "-"), value });
+            let Some(value) = value.get("string_value").and_then(Value::as_str) else {
+                return Err(Error::invalid("a parameter of the model has no text")
+                    .with("parameter", name)
+                    .with("remedy", "give it a string_value in config.pbtxt"));
+            };
+            settings.push(Setting { name: name.replace('_', "-"), value: value.to_owned() });
         }
         let config = Self { told, settings };
         config.check()?;
@@ -216,6 +219,8 @@ mod tests {
             let told = config(parameters(given)).unwrap_err().to_string();
             assert!(told.contains(expected), "{told}");
         }
+        let told = config(json!({ "parameters": { "snapshot": {} } })).unwrap_err().to_string();
+        assert!(told.contains("string_value"), "{told}");
         for right in [&[["snapshot", "a"]][..], &[["follow", "b"], ["local", "c"]], &[]] {
             config(parameters(right)).unwrap();
         }

@@ -265,7 +265,7 @@ impl Container {
         for at in 0..self.ask::<usize>(calls.GetNumConstants)? {
             let original = self.ask_at(calls.GetConstantOriginalFQN, at, null())?;
             // SAFETY: texts of the container live as long as it.
-            let original = unsafe { text(original) };
+            let original = unsafe { text(original) }?;
             let Some(parameter) = about.parameters.get(original) else {
                 if self.ask_at(calls.GetConstantType, at, 0)? == PARAMETER {
                     return Err(refused("the compiled model has a parameter of no name")
@@ -355,9 +355,11 @@ fn matrix(values: &mut [f32], count: usize) -> Result<Tensor> {
 
 /// # Safety
 /// `text` is one of C that lives as long as the result.
-unsafe fn text<'a>(text: *const c_char) -> &'a str {
+unsafe fn text<'a>(text: *const c_char) -> Result<&'a str> {
     // SAFETY: the caller's.
-    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|cause| {
+        refused("the compiled model has a constant whose name is no text").with("cause", cause)
+    })
 }
 
 fn done(status: i32, what: &str) -> Result<()> {

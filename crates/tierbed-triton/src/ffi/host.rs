@@ -75,7 +75,8 @@ pub(super) unsafe fn copied<T: Copy>(from: *const T, len: usize) -> Vec<T> {
 
 /// A text for C; a zero within, which none has, becomes a question mark.
 pub(super) fn c_text(text: &str) -> CString {
-    CString::new(text.replace('\0', "?")).unwrap_or_default()
+    let Ok(text) = CString::new(text.replace('\0', "?")) else { panic!("a zero is left") };
+    text
 }
 
 impl Failure {
