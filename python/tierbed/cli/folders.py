@@ -15,10 +15,18 @@ from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed._util.report import print_table
 from tierbed.cli.fields import add
-from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
+from tierbed.cli.options import (
+    Codec,
+    DramBudget,
+    JsonOut,
+    LogFormat,
+    RowOptimizer,
+    finish,
+    shows_tables,
+)
 from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.config.tables import EmbeddingBagConfig
-from tierbed.config.words import OptimizerKind, PageCodec
+from tierbed.config.words import OptimizerKind
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.placement import import_files
 from tierbed.recipes.run import OPTIMIZERS
@@ -262,10 +270,7 @@ def snapshot(
         list[str] | None,
         typer.Option("--key", help="NAME=KEY: the tensor or column of a file with several."),
     ] = None,
-    codec: Annotated[
-        PageCodec | None,
-        typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
-    ] = None,
+    codec: Codec = None,
     scratch: Annotated[
         Path | None, typer.Option("--scratch", help="Folder for rows on their way; else of --out.")
     ] = None,

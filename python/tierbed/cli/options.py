@@ -28,6 +28,10 @@ Data = Annotated[
     list[Path] | None,
     typer.Option("--data", help="File of samples, plain or compressed; repeat for several."),
 ]
+Codec = Annotated[
+    closed.PageCodec | None,
+    typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
+]
 RowOptimizer = typer.Option("--optimizer", help="Of the rows.")
 LogFormat = Annotated[
     closed.LogFormat,

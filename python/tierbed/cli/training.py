@@ -13,7 +13,7 @@ import typer
 from tierbed._util.progress import Progress
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.folders import tables_folder
-from tierbed.cli.options import Data, DramBudget, JsonOut, Threads, finish
+from tierbed.cli.options import Codec, Data, DramBudget, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
     DATA,
     VOCABULARY,
@@ -25,7 +25,7 @@ from tierbed.cli.run_options import (
     with_files,
 )
 from tierbed.cli.stop import StopSignal
-from tierbed.config.words import DataFormat, PageCodec
+from tierbed.config.words import DataFormat
 from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
 from tierbed.errors import InvalidError
 from tierbed.recipes.evaluate import evaluate
@@ -152,10 +152,7 @@ def publish(
         bool,
         typer.Option("--delta", help="With --to: only what differs from the channel's version."),
     ] = False,
-    codec: Annotated[
-        PageCodec | None,
-        typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
-    ] = None,
+    codec: Codec = None,
     dram_budget: DramBudget = "1GiB",
     json_path: JsonOut = None,
 ) -> None:

@@ -14,10 +14,7 @@ A store with one table whose rows are all written; every part changes a share of
 from __future__ import annotations
 
 import json
-import os
 import resource
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -43,7 +40,7 @@ from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive, Range
 from tierbed.errors import InvalidError
 from tierbed_bench.common import percentile, ratio, zipf_batches
-from tierbed_bench.serving_process import end_process
+from tierbed_bench.serving_systems import served
 from tierbed_bench.suite import write_suite
 
 __all__ = ["FreshOptions", "run_fresh"]
@@ -260,7 +257,10 @@ def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
             )
         )
         publisher.publish_now()
-        url = stack.enter_context(_Server(folder, location, options)).url
+        words = ["--local", str(folder / "here"), "--poll", options.poll]
+        words += ["--sync-bandwidth", "1GiB"]
+        place, log = f"{location}@{CHANNEL}", folder / "server.log"
+        url = stack.enter_context(served(place, log, options.dram_budget, words)).http
         for _ in range(options.rounds):
             changed = trainer.train_share()
             committed_s = time.monotonic()
@@ -284,40 +284,13 @@ def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
     ]
 
 
-class _Server:
-    """``tierbed serve`` that follows the channel."""
-
-    def __init__(self, folder: Path, location: str, options: FreshOptions) -> None:
-        words = ["serve", f"{location}@{CHANNEL}", "--local", str(folder / "here")]
-        words += ["--poll", options.poll, "--sync-bandwidth", "1GiB", "--drain-delay", "0"]
-        words += ["--address", "127.0.0.1:0", "--dram-budget", str(options.dram_budget)]
-        self.log = (folder / "server.log").open("w+")
-        call = [sys.executable, "-m", "tierbed.cli", *words]
-        self.process = subprocess.Popen(
-            call, stdout=subprocess.PIPE, stderr=self.log, text=True, env=os.environ
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if "http://" not in line:
-            self.log.seek(0)
-            raise RuntimeError(f"tierbed serve did not start: {self.log.read().strip()}")
-        self.url = line.split()[-1]
-
-    def __enter__(self) -> _Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end_process(self.process)
-        self.log.close()
-
-
 def _wait_answered(url: str, identity: str) -> None:
     """Asks for a row until the answer is of the version."""
     ends_s = time.monotonic() + ANSWER_S_MAX
     asked = {"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [0]}
     body = json.dumps({"inputs": [asked]}).encode()
-    request = urllib.request.Request(  # noqa: S310
-        f"{url}/v2/models/tierbed.rows/infer", body, {"Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"http://{url}/v2/models/tierbed.rows/infer", body, {"Content-Type": "application/json"}
     )
     while True:
         with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tierbed._util.bytes import size_text
 from tierbed_bench.serving_activation import memory_bytes
-from tierbed_bench.serving_process import AbsentError, end_process, on_first_core
-from tierbed_bench.serving_systems import MODEL, Rows, System, command, started
+from tierbed_bench.serving_process import AbsentError
+from tierbed_bench.serving_systems import MODEL, Rows, System, command, served, started
 
 if TYPE_CHECKING:
     from tierbed_bench.serving_bench import Bench
@@ -90,23 +88,9 @@ def _running(name: str, rows: Rows, budget: int) -> Iterator[System]:
         with started(name, rows, dram_bytes=budget) as [system]:
             yield replace(system, may_lose=True)
         return
-    call = [*server_command(), f"{MODEL}={rows.snapshot}", "--address", "127.0.0.1:0"]
-    call += ["--dram-budget", size_text(budget), "--log-level", "off", "--drain-delay", "0"]
-    with (rows.folder / "tierbed-server.log").open("w+") as log, on_first_core():
-        process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            reason = (rows.folder / "tierbed-server.log").read_text().strip()
-            raise RuntimeError(f"tierbed-server did not start: {reason}")
-        target = {
-            "protocol": "infer",
-            "address": line.strip().partition("http://")[2],
-            "model": f"{MODEL}.rows",
-        }
+    log = rows.folder / "tierbed-server.log"
+    with served(rows.snapshot, log, budget, [], server_command()) as running:
+        target = {"protocol": "infer", "address": running.http, "model": f"{MODEL}.rows"}
         if budget > rows.byte_count:
             command("fill", target={**target, "protocol": "lookup"}, shape=rows.shape)
-        yield System(name=name, target=target, pids=(process.pid,))
-    finally:
-        end_process(process)
+        yield System(name=name, target=target, pids=(running.pid,))

@@ -46,6 +46,7 @@ __all__ = [
 Row = dict[str, Any]
 PEERS = ("redis", "memcached", "extstore", "triton")
 MODEL = "tierbed"
+TIERBED_SERVE = (sys.executable, "-m", "tierbed.cli", "serve")
 MIB = 1 << 20
 # Where scripts/bench-deps unpacks servers that are not installed.
 UNPACKED = Path(__file__).parents[3] / ".tools" / "peers"
@@ -173,21 +174,23 @@ def _tierbed(
 
 
 def _serve(
-    snapshot: Path, log_path: Path, dram_bytes: int, options: Sequence[str]
+    place: Path | str,
+    log_path: Path,
+    dram_bytes: int,
+    options: Sequence[str],
+    call: Sequence[str] = TIERBED_SERVE,
 ) -> tuple[subprocess.Popen[str], str, str]:
     """Starts ``tierbed serve``; returns its addresses of HTTP and gRPC, too."""
-    call = [sys.executable, "-m", "tierbed.cli", "serve", str(snapshot)]
-    call += ["--address", "127.0.0.1:0", *options]
-    call += ["--dram-budget", size_text(dram_bytes)]
-    call += ["--model-name", MODEL, "--log-level", "off", "--drain-delay", "0"]
+    words = [f"{MODEL}={place}", "--address", "127.0.0.1:0", *options]
+    words += ["--dram-budget", size_text(dram_bytes), "--log-level", "off", "--drain-delay", "0"]
     with log_path.open("w+") as log:
-        process = _popen(call, log, stdout=subprocess.PIPE)
+        process = _popen([*call, *words], log, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             process.wait()
             log.seek(0)
-            raise RuntimeError(f"tierbed serve did not start: {log.read().strip()}")
+            raise RuntimeError(f"{' '.join(call)} did not start: {log.read().strip()}")
     http, _, grpc = line.strip().partition("http://")[2].partition(" and grpc://")
     return process, http, grpc
 
@@ -207,10 +210,22 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    snapshot: Path, log_path: Path, dram_bytes: int, options: Sequence[str]
+    place: Path | str,
+    log_path: Path,
+    dram_bytes: int,
+    options: Sequence[str],
+    call: Sequence[str] = TIERBED_SERVE,
 ) -> Iterator[Served]:
-    """Serves a snapshot by HTTP, and ends the server afterwards."""
-    process, http, _ = _serve(snapshot, log_path, dram_bytes, options)
+    """Serves a snapshot or a channel by HTTP, and ends the server afterwards.
+
+    Args:
+        place: The snapshot, or ``LOCATION@CHANNEL``.
+        log_path: Where its standard error goes.
+        dram_bytes: Its budget.
+        options: Further words of its command line.
+        call: What starts it: ``tierbed serve``, or ``tierbed-server``.
+    """
+    process, http, _ = _serve(place, log_path, dram_bytes, options, call)
     try:
         yield Served(http, process.pid)
     finally:

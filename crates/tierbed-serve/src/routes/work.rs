@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;
 use axum::http::{header, HeaderMap, StatusCode};
@@ -48,17 +49,14 @@ pub(super) async fn answer_lookup(
 /// Answers a lookup under `/v1`; tells how long its body is, once that is known.
 ///
 /// # Errors
-/// 415 for an unknown type; those of [`received`] and of [`made`].
+/// Those of [`opened`] and of [`made`].
 pub(super) async fn lookup(
     service: &Service,
     arriving: Arriving<'_, impl Coming>,
     deadline_us: u64,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
-    let is_binary = is_binary(arriving.headers)?;
-    let pack = Coding::wanted(arriving.headers).map(Pack::Body);
-    let Received { bytes, held } = received(service, arriving).await?;
-    *body_bytes = bytes.len() as u64;
+    let Opened { is_binary, pack, bytes, held } = opened(service, arriving, body_bytes).await?;
     let prepare = move |serving: &Serving<'_>, held: Held| {
         lookup::prepare(serving.source(), &serving.limits, &bytes, held, is_binary)
     };
@@ -89,15 +87,36 @@ async fn predict(
     deadline_us: u64,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
-    let is_binary = is_binary(arriving.headers)?;
-    let pack = Coding::wanted(arriving.headers).map(Pack::Body);
-    let Received { bytes, held } = received(service, arriving).await?;
-    *body_bytes = bytes.len() as u64;
+    let Opened { is_binary, pack, bytes, held } = opened(service, arriving, body_bytes).await?;
     let prepare =
         move |serving: &Serving<'_>, held: Held| bodies::prepare(serving, &bytes, held, is_binary);
     let (route, priority) = ("/v1/predict", Priority::default());
     let ask = Ask { route, deadline_us, priority, body_bytes: *body_bytes, pack };
     made(service, ask, held, Asked { prepare, work: Work::Prediction }).await
+}
+
+/// A request of `/v1` whose body has arrived.
+struct Opened {
+    is_binary: bool,
+    pack: Option<Pack>,
+    bytes: Bytes,
+    held: Held,
+}
+
+/// Reads a request of `/v1`; tells how long its body is.
+///
+/// # Errors
+/// 415 for an unknown type; those of [`received`].
+async fn opened(
+    service: &Service,
+    arriving: Arriving<'_, impl Coming>,
+    body_bytes: &mut u64,
+) -> Result<Opened, Refusal> {
+    let is_binary = is_binary(arriving.headers)?;
+    let pack = Coding::wanted(arriving.headers).map(Pack::Body);
+    let Received { bytes, held } = received(service, arriving).await?;
+    *body_bytes = bytes.len() as u64;
+    Ok(Opened { is_binary, pack, bytes, held })
 }
 
 /// Returns the pulse of a request's connection.
