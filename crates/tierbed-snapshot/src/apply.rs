@@ -23,7 +23,7 @@ use tierbed_core::handover::Leases;
 use tierbed_core::{Error, ErrorKind, Reservation, Result, RowKey};
 use tierbed_io::{Folder, PAGE_BYTES};
 
-use crate::delta::{check_codecs, check_successor};
+use crate::delta::chain::Below;
 use crate::layers::{Layers, OVERLAYS_MAX};
 use crate::manifest::Manifest;
 use crate::open::{open_pages, Backing};
@@ -248,43 +248,9 @@ impl Snapshot {
 
     /// Checks that a delta fits what answers now; returns how many deltas stay below it.
     fn kept_below(&self, manifest: &Manifest, layers: &Layers) -> Result<usize> {
-        let Some(base) = &manifest.base else {
-            return Err(Error::invalid("folder holds a whole snapshot, not a delta")
-                .with("remedy", "open it as a snapshot, or publish a delta against this one"));
-        };
-        let newest = layers.overlays.last().map(|newest| &newest.identity);
-        let is_next = newest.is_some() && newest == manifest.base_delta.as_ref();
-        let kept = if is_next { layers.overlays.len() } else { 0 };
-        if !is_next && *base != self.identity()? {
-            return Err(Error::invalid("delta was not made against what answers now")
-                .with("delta_of", base)
-                .with("snapshot", self.identity()?)
-                .with("newest_delta", format_args!("{newest:?}"))
-                .with(
-                    "remedy",
-                    "apply the deltas before it, or publish one against the snapshot",
-                ));
-        }
-        if kept == OVERLAYS_MAX {
-            return Err(Error::invalid("too many deltas lie upon the snapshot")
-                .with("deltas", kept)
-                .with(
-                    "remedy",
-                    "publish a delta against the snapshot itself, or publish in full",
-                ));
-        }
-        let schema = if kept == 0 { self.schema() } else { &*layers.schema };
-        check_successor(schema, &manifest.schema)?;
-        check_codecs(self.schema(), &self.manifest().codecs, &manifest.codecs)?;
-        let dims = |schema: &tierbed_core::Schema| {
-            schema.tables().iter().map(|table| table.dim).max().unwrap_or(1)
-        };
-        if dims(&manifest.schema) > dims(self.schema()) {
-            return Err(Error::invalid("delta has longer rows than any of the snapshot")
-                .with("dim", dims(&manifest.schema))
-                .with("remedy", "publish in full, and open the result"));
-        }
-        Ok(kept)
+        let newest = layers.overlays.last().map(|newest| &newest.manifest);
+        let below = Below { snapshot: self.manifest(), newest, delta_count: layers.overlays.len() };
+        below.kept(manifest)
     }
 
     pub(crate) fn open_overlay(

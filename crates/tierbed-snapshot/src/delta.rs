@@ -1,11 +1,14 @@
 //! Deltas: the rows that changed since a snapshot, and how both become the next snapshot.
 //!
 //! A delta is a snapshot folder whose manifest names the snapshot it was made against: it holds
-//! only rows that differ, and all attachments. Applied to that snapshot, and to no other, it gives
+//! the rows that differ, and all attachments. Applied to that snapshot, and to no other, it gives
 //! a whole one, streamed in bounded memory: rows keep the places they had, new ones come last.
 //! Codes of rows are carried over as they are. Its attachment [`APPLIED`] names the delta.
 //! Ids of open tables that were evicted are gone from the index pages a delta brings, and freed
-//! rows come with their initial values: nothing evicted goes on being served.
+//! rows come with their initial values: nothing evicted goes on being served. Rows that came out as
+//! they were may be among them: a store that noted what it wrote need not look at the snapshot.
+
+pub(crate) mod chain;
 
 use std::sync::Arc;
 
@@ -14,6 +17,7 @@ use tierbed_io::Folder;
 use tierbed_kernels::Codec;
 
 use crate::codecs::{InitialCode, PageLayout, TableCodecs};
+use crate::manifest::Manifest;
 use crate::rows::SnapshotRows;
 use crate::snapshot::Snapshot;
 use crate::writer::{Report, SnapshotWriter};
@@ -51,8 +55,8 @@ pub fn check_successor(base: &Schema, schema: &Schema) -> Result<()> {
 ///
 /// # Errors
 /// `Unsupported` when tables of `base` share pages.
-pub fn check_plain(base: &Snapshot) -> Result<()> {
-    if base.manifest().placed.is_none() {
+pub(crate) fn check_plain(base: &Manifest) -> Result<()> {
+    if base.placed.is_none() {
         return Ok(());
     }
     Err(Error::unsupported("snapshots whose tables share pages by a placement have no deltas")
@@ -63,8 +67,11 @@ pub fn check_plain(base: &Snapshot) -> Result<()> {
 ///
 /// # Errors
 /// As [`Snapshot::attachment`], and `Corruption` when the name is no text.
-pub fn applied_to_make(snapshot: &Snapshot) -> Result<Option<String>> {
-    let applied = snapshot.attachment(APPLIED)?;
+fn applied_to_make(snapshot: &Snapshot) -> Result<Option<String>> {
+    applied_name(snapshot.attachment(APPLIED)?)
+}
+
+fn applied_name(applied: Option<Vec<u8>>) -> Result<Option<String>> {
     let text = |name| {
         String::from_utf8(name).map_err(|cause| {
             Error::corruption("name of the applied delta is no text").with("cause", cause)
@@ -96,7 +103,7 @@ pub fn apply_delta(
             .with("remedy", "apply it to the snapshot it names"));
     }
     check_successor(base.schema(), delta.schema())?;
-    check_plain(base)?;
+    check_plain(base.manifest())?;
     let codecs = &delta.manifest().codecs;
     check_codecs(base.schema(), &base.manifest().codecs, codecs)?;
     let layout = PageLayout { codecs: codecs.clone(), placed: Vec::new() };

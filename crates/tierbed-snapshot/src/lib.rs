@@ -48,6 +48,7 @@ mod writer;
 
 pub use apply::Generation;
 pub use codecs::{InitialCode, PageLayout, TableCodecs};
+pub use delta::chain::BaseChain;
 pub use import::{import_tables, PlainTable};
 pub use index::PageIndex;
 pub use lookup::LookupStats;

@@ -121,6 +121,19 @@ impl Manifest {
         Ok(format!("{manifest:08x}{:08x}{:08x}", self.pages_crc32c, self.index_crc32c))
     }
 
+    /// Checks that this is no delta.
+    ///
+    /// # Errors
+    /// `Invalid` when it is one.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        match &self.base {
+            None => Ok(()),
+            Some(base) => Err(Error::invalid("folder holds a delta, not a whole snapshot")
+                .with("delta_of", base)
+                .with("remedy", "apply it to that snapshot, and open the result")),
+        }
+    }
+
     fn version(&self) -> u32 {
         match (self.codecs.is_plain(), &self.placed) {
             _ if self.is_sparse => SNAPSHOT_VERSION,

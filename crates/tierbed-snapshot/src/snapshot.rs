@@ -251,7 +251,9 @@ impl Snapshot {
     /// `Invalid` when the folder holds no whole snapshot or the budget is too small (naming the
     /// minimum), `Corruption` when manifest or index are not what was written.
     pub fn open(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
-        Self::open_any(folder, options)?.whole()
+        let opened = Self::open_any(folder, options)?;
+        opened.manifest.check_whole()?;
+        Ok(opened)
     }
 
     /// Opens another snapshot in the memory of this one, which goes on answering: the cache gives
@@ -270,20 +272,12 @@ impl Snapshot {
         let dram_budget_bytes = self.budget.limit_bytes();
         let options = SnapshotOptions { dram_budget_bytes, ..options.clone() };
         let room = Room::Beside { snapshot: self, cache_share };
-        let opened = Self::open_in(folder, &options, room).and_then(Self::whole);
+        let opened = Self::open_in(folder, &options, room);
+        let opened = opened.and_then(|opened| opened.manifest.check_whole().map(|()| opened));
         if opened.is_err() {
             self.grow_cache()?;
         }
         opened
-    }
-
-    fn whole(self) -> Result<Self> {
-        match &self.manifest.base {
-            None => Ok(self),
-            Some(base) => Err(Error::invalid("folder holds a delta, not a whole snapshot")
-                .with("delta_of", base)
-                .with("remedy", "apply it to that snapshot, and open the result")),
-        }
     }
 
     /// Opens the snapshot or the delta in `folder`; the rows of a delta are those that changed.

@@ -26,7 +26,7 @@ use tierbed_kernels::Codec;
 
 use crate::blocks::BUFFER_BYTES;
 use crate::codecs::{InitialCode, PageLayout, TableCodecs, Tables};
-use crate::delta::applied_to_make;
+use crate::delta::chain::BaseChain;
 use crate::forward_index::{IndexShape, IndexWriter};
 use crate::manifest::{
     check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
@@ -178,13 +178,15 @@ impl SnapshotWriter {
     /// # Errors
     /// As [`Snapshot::attachment`].
     pub fn set_base(&mut self, base: &Snapshot) -> Result<()> {
-        let generation = base.generation();
-        if generation.delta_count > 0 {
-            let newest = Some(generation.identity);
-            (self.base, self.base_delta) = (newest.clone(), newest);
-            return Ok(());
-        }
-        (self.base, self.base_delta) = (Some(base.identity()?), applied_to_make(base)?);
+        self.set_chain(&BaseChain::of(base)?)
+    }
+
+    /// As [`set_base`](Self::set_base), for a snapshot of which only manifests were read.
+    ///
+    /// # Errors
+    /// As [`Manifest::encode`].
+    pub fn set_chain(&mut self, base: &BaseChain) -> Result<()> {
+        (self.base, self.base_delta) = (Some(base.identity()?), base.delta_identity()?);
         Ok(())
     }
 

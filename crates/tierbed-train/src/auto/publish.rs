@@ -14,7 +14,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::Folder;
-use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotWriter};
+use tierbed_snapshot::{BaseChain, PageLayout, Report, SnapshotWriter};
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
@@ -83,18 +83,18 @@ impl AutoEngine {
 }
 
 /// What is published where, and the memory for sorting it.
-pub(crate) struct Publication {
+pub(crate) struct Publication<'a> {
     pub(crate) schema: Schema,
     pub(crate) folder: Arc<dyn Folder>,
     pub(crate) memory: Budget,
     pub(crate) layout: PageLayout,
     /// In a delta: the snapshot it changes.
-    pub(crate) base: Option<Arc<Snapshot>>,
+    pub(crate) base: Option<&'a BaseChain>,
 }
 
 /// Publishes what `scan` hands out in any order: whole records, each row once.
 pub(crate) fn publish_unsorted(
-    publication: Publication,
+    publication: Publication<'_>,
     attachments: &[Attachment<'_>],
     progress: &mut PublishProgress<'_>,
     scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
@@ -106,7 +106,7 @@ pub(crate) fn publish_unsorted(
     let target = Arc::clone(&folder);
     let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &memory)?;
     if let Some(base) = base {
-        writer.set_base(&base)?;
+        writer.set_chain(base)?;
     }
     let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
     let mut show = |done: u64| match progress(done.min(row_count), row_count) {

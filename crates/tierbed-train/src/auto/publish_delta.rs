@@ -1,15 +1,16 @@
-//! A delta of an engine that hands out its rows in no order: they are sorted, then compared.
+//! A delta of an engine that hands out its rows in no order: those noted as they come; all rows are
+//! sorted, then compared.
 
 #![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
 
 use std::path::Path;
 use std::sync::Arc;
 
-use roaring::RoaringTreemap;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_kernels::init_record;
 use tierbed_snapshot::Report;
 
 use crate::auto::noting::NotingEngine;
@@ -17,7 +18,7 @@ use crate::auto::publish::{publish_unsorted, Publication};
 use crate::planned::AnySink;
 use crate::window::changes::DeltaCount;
 use crate::window::changes_file::Rows;
-use crate::window::comparer::{ComparedTable, Comparer, LookedAt, StoredRow};
+use crate::window::comparer::{ComparedTable, Comparer, StoredRow};
 use crate::window::publish::PublishProgress;
 use crate::window::publish_delta::OpenBase;
 use crate::window::DeltaBase;
@@ -31,7 +32,7 @@ pub(crate) struct DeltaTarget<'a> {
     pub(crate) memory: Budget,
 }
 
-/// Publishes what differs from `base`.
+/// Publishes what changed since `base`.
 ///
 /// # Errors
 /// `Invalid` when `base` is of other tables or a delta itself, or changes since are to be known
@@ -45,35 +46,56 @@ pub(crate) fn publish_changes(
 ) -> Result<Report> {
     let DeltaTarget { path, memory } = target;
     let schema = engine.schema().clone();
-    let base_bytes = memory.free_bytes() / 4;
-    let _memory = memory.reserve("base snapshot", base_bytes)?;
-    let base = OpenBase::open(base, &schema, base_bytes)?;
-    let identities = base.identities()?;
-    let found = base.find_by.decide(|| engine.noted_since(&identities))?;
+    let base = OpenBase::open(base, &schema)?;
+    let found = base.find(|identities| engine.noted_since(identities))?;
     let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(path)?);
     let publication = Publication {
         schema: schema.clone(),
         folder: Arc::clone(&folder),
         memory: memory.clone(),
         layout: base.layout(),
-        base: Some(Arc::clone(&base.snapshot)),
+        base: Some(&base.chain),
     };
-    let mut comparer = Comparer::new(base.snapshot);
-    let noted = found.noted.as_ref();
-    let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
-        let mut sorted = RowSorter::new(&schema, &folder, &memory)?;
-        let take = &mut |table, row, record: &[f32]| sorted.push(table, row, record);
-        match noted {
-            Some(noted) => engine.scan_noted(noted, take)?,
-            None => engine.scan_all(take)?,
-        }
-        compare(&mut comparer, &schema, noted, sorted.sorter.finish()?, sink)
-    })?;
-    let base_pages_read = comparer.pages_read();
-    let (is_tracked, reason) = (found.noted.is_some(), found.reason);
-    engine.count_delta(DeltaCount { is_tracked, reason, base_pages_read })?;
+    let (report, count) = if let Some(noted) = &found.noted {
+        let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
+            visit_noted(engine, noted, sink)
+        })?;
+        (report, DeltaCount::NOTED)
+    } else {
+        let base_bytes = memory.free_bytes() / 4;
+        let _memory = memory.reserve("base snapshot", base_bytes)?;
+        let mut comparer = base.open_rows(base_bytes)?;
+        let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
+            let mut sorted = RowSorter::new(&schema, &folder, &memory)?;
+            engine.scan_all(&mut |table, row, record| sorted.push(table, row, record))?;
+            compare(&mut comparer, &schema, sorted.sorter.finish()?, sink)
+        })?;
+        (report, DeltaCount::compared(found.reason, comparer.pages_read()))
+    };
+    engine.count_delta(count)?;
     engine.note_published(&report.identity)?;
     Ok(report)
+}
+
+// Hands the noted rows to `sink`, those that the engine leaves out with their initial values.
+fn visit_noted(engine: &mut dyn NotingEngine, noted: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
+    let schema = engine.schema().clone();
+    let mut visited = Rows::new();
+    engine.scan_noted(noted, &mut |table, row, record| {
+        visited.entry(table.0).or_default().insert(row.0);
+        sink(table, row, record)
+    })?;
+    let mut record = Vec::new();
+    for (&table, noted) in noted {
+        let shape = schema.table(TableId(table))?;
+        let absent = visited.get(&table).map_or_else(|| noted.clone(), |rows| noted - rows);
+        for row in absent {
+            record.resize(shape.record_words(), 0.0);
+            init_record(shape, row, &mut record);
+            sink(TableId(table), RowId(row), &record)?;
+        }
+    }
+    Ok(())
 }
 
 /// Sorts weights and use counts of rows by table and row.
@@ -113,17 +135,12 @@ impl RowSorter {
 fn compare(
     comparer: &mut Comparer,
     schema: &Schema,
-    noted: Option<&Rows>,
     mut sorted: SortedRecords,
     sink: &mut AnySink<'_>,
 ) -> Result<()> {
     let mut next = Next::of(&mut sorted)?;
     for (id, table) in (0..).map(TableId).zip(schema.tables()) {
-        let rows = noted.map(|noted| match noted.get(&id.0) {
-            Some(rows) => rows.clone(),
-            None => RoaringTreemap::new(),
-        });
-        comparer.begin_table(LookedAt::of(table, rows));
+        comparer.begin_table(table);
         let table = ComparedTable { id, schema: table };
         let mut record: Vec<f32> = Vec::new();
         let mut hand_on = |count: u32, row: RowId, weights: &[u8]| {

@@ -19,7 +19,7 @@ use crate::engine::{Access, OwnRows, TableRows, TrainEngine};
 use crate::planned::AnySink;
 use crate::window::changes::{DeltaCount, Room, Since};
 use crate::window::changes_file::Rows;
-use crate::window::comparer::CHUNK_ROWS;
+use crate::window::noted::NOTED_ROWS;
 use crate::window::publish::PublishProgress;
 use crate::window::vocabularies::VocabularyStats;
 use crate::window::{DeltaBase, WindowEngine};
@@ -187,7 +187,7 @@ impl NotingEngine for Windowed {
             let table = TableId(table);
             let mut rows = rows.iter().map(RowId);
             loop {
-                let chunk: Vec<RowId> = rows.by_ref().take(CHUNK_ROWS).collect();
+                let chunk: Vec<RowId> = rows.by_ref().take(NOTED_ROWS).collect();
                 if chunk.is_empty() {
                     break;
                 }

@@ -2,7 +2,7 @@
 //!
 //! Every change of a row, by gradients, imports, evictions and index pages alike, is a write to the
 //! store, and before a publish or a commit all that is dirty is written. So the rows noted since a
-//! publish are all that can differ from it, and some that do not.
+//! publish are all that can differ from it, and some that do not. A delta has all of them.
 //!
 //! ```text
 //! publish a ──rows──▶ publish b ──rows──▶ now       a delta against a: the rows of both sets
@@ -56,7 +56,8 @@ pub struct ChangeStats {
     pub deltas_compared: u64,
     /// Why the last of these did, unless it was told to.
     pub reason: Option<String>,
-    /// Pages of snapshots that deltas read, to leave out what did not change, and of their indexes.
+    /// Pages of snapshots, and of their indexes, read by deltas that compared all rows. A delta of
+    /// changed rows reads none.
     pub base_pages_read: u64,
 }
 
@@ -98,6 +99,16 @@ pub(crate) struct DeltaCount {
     /// Why all rows, unless it was told to.
     pub(crate) reason: Option<&'static str>,
     pub(crate) base_pages_read: u64,
+}
+
+impl DeltaCount {
+    /// A delta of the rows noted.
+    pub(crate) const NOTED: Self = Self { is_tracked: true, reason: None, base_pages_read: 0 };
+
+    /// A delta of the rows that differ from a snapshot.
+    pub(crate) fn compared(reason: Option<&'static str>, base_pages_read: u64) -> Self {
+        Self { is_tracked: false, reason, base_pages_read }
+    }
 }
 
 /// The sets of a store, the newest last.

@@ -5,8 +5,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use roaring::treemap::IntoIter;
-use roaring::RoaringTreemap;
 use tierbed_core::{Error, Result, RowId, RowKey, RowStore, TableId, TableSchema};
 use tierbed_io::PAGE_BYTES;
 use tierbed_kernels::init_record;
@@ -58,53 +56,23 @@ pub(crate) struct Comparer {
     waiting: Vec<(u32, RowId)>,
     weights: Vec<u8>,
     /// Rows of the table that are still to come, or are not stored.
-    looked_at: LookedAt,
-}
-
-/// Rows of a table that are compared, in order.
-pub(crate) enum LookedAt {
-    /// Every row.
-    All(Range<u64>),
-    /// Those noted.
-    Noted(Box<IntoIter>),
-}
-
-impl LookedAt {
-    /// Returns `noted`, or all rows of `table`.
-    pub(crate) fn of(table: &TableSchema, noted: Option<RoaringTreemap>) -> Self {
-        match noted {
-            None => Self::All(0..table.row_count),
-            Some(noted) => Self::Noted(Box::new(noted.into_iter())),
-        }
-    }
-}
-
-impl Iterator for LookedAt {
-    type Item = u64;
-
-    fn next(&mut self) -> Option<u64> {
-        match self {
-            Self::All(rows) => rows.next(),
-            Self::Noted(rows) => rows.next(),
-        }
-    }
+    left: Range<u64>,
 }
 
 impl Comparer {
     pub(crate) fn new(base: Arc<Snapshot>) -> Self {
         let rows = SnapshotRows::coded(Arc::clone(&base));
-        let looked_at = LookedAt::All(0..0);
-        Self { base, rows, waiting: Vec::new(), weights: Vec::new(), looked_at }
+        Self { base, rows, waiting: Vec::new(), weights: Vec::new(), left: 0..0 }
     }
 
-    /// Begins a table: which of its rows are compared.
-    pub(crate) fn begin_table(&mut self, looked_at: LookedAt) {
+    /// Begins a table.
+    pub(crate) fn begin_table(&mut self, table: &TableSchema) {
         assert!(self.waiting.is_empty(), "rows of the table before wait");
-        self.looked_at = looked_at;
+        self.left = 0..table.row_count;
     }
 
-    /// Adds the next row that the store has of `table` among those to compare; hands changes to
-    /// `sink`, and rows before it that the store has not.
+    /// Adds the next row that the store has of `table`; hands changes to `sink`, and rows before it
+    /// that the store has not.
     pub(crate) fn add(
         &mut self,
         table: ComparedTable<'_>,
@@ -112,7 +80,7 @@ impl Comparer {
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
         loop {
-            match self.looked_at.next() {
+            match self.left.next() {
                 Some(row) if row < stored.row.0 => self.absent(table, RowId(row), sink)?,
                 Some(row) if row == stored.row.0 => return self.add_stored(table, stored, sink),
                 _ => {
@@ -129,7 +97,7 @@ impl Comparer {
         table: ComparedTable<'_>,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
-        while let Some(row) = self.looked_at.next() {
+        while let Some(row) = self.left.next() {
             self.absent(table, RowId(row), sink)?;
         }
         self.finish(table, sink)

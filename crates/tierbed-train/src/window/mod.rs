@@ -13,6 +13,7 @@ pub(crate) mod comparer;
 pub mod engine;
 pub mod kept;
 pub mod lookup;
+pub(crate) mod noted;
 pub mod options;
 pub mod prefetch;
 pub mod publish;

@@ -57,16 +57,15 @@ impl WindowEngine {
         let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
-        let snapshot = base.as_ref().map(|base| Arc::clone(&base.snapshot));
-        let mut against = base.map(|base| self.against(base)).transpose()?;
+        let mut against = base.as_ref().map(|base| self.against(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
         self.name_least_to_publish();
         let scan_memory = self.reserve_for_scan()?;
         let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &self.budget)?;
         drop(scan_memory);
-        if let Some(snapshot) = snapshot {
-            writer.set_base(&snapshot)?;
+        if let Some(base) = &base {
+            writer.set_chain(&base.chain)?;
         }
         let mut meter = Meter {
             progress,

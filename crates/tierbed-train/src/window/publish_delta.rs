@@ -1,26 +1,23 @@
-//! Rows that differ from a snapshot.
+//! Rows that changed since a snapshot.
 //!
-//! Rows that were noted since the snapshot was published are read, with those of the snapshot, and
-//! compared bit by bit, as they are coded. Where the notes do not reach back to it, all rows are
-//! read beside each other, in row order. That is right after restarts, evictions, imports and
-//! crashes, for any snapshot of the store, at the price of reading both. Both ways give the same
-//! delta.
-
-#![expect(clippy::indexing_slicing, reason = "a store answers the keys asked for")]
+//! Rows that were noted since the snapshot was published are read and written, and no page of the
+//! snapshot is looked at: some may have come out as they were. Where the notes do not reach back to
+//! it, all rows are read beside those of the snapshot, in row order, and compared bit by bit, as
+//! they are coded. That is right after restarts, evictions, imports and crashes, for any snapshot
+//! of the store, at the price of reading both. Upon the snapshot both ways give the same rows.
 
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, Result, RowId, RowKey, RowStore, Schema};
+use tierbed_core::{Error, Reservation, Result, RowId, RowStore, Schema};
 use tierbed_io::Folder;
-use tierbed_snapshot::delta::{applied_to_make, check_plain, check_successor};
-use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, SnapshotRows};
+use tierbed_snapshot::delta::check_successor;
+use tierbed_snapshot::{BaseChain, PageLayout, Report, Snapshot, SnapshotOptions};
 
 use crate::window::changes::{DeltaCount, Since};
-use crate::window::comparer::{
-    ChangeSink, ComparedTable, Comparer, LookedAt, StoredRow, CHUNK_ROWS,
-};
+use crate::window::comparer::{ChangeSink, ComparedTable, Comparer, StoredRow};
 use crate::window::engine::WindowEngine;
+use crate::window::noted::visit_noted;
 use crate::window::publish::{PublishProgress, Target};
 
 /// What a delta is made against.
@@ -91,54 +88,75 @@ pub(crate) struct Found<T> {
     pub(crate) reason: Option<&'static str>,
 }
 
-/// The snapshot that a delta is made against, open, with the deltas upon it.
+/// The snapshot that a delta is made against, with the deltas upon it.
 pub(crate) struct OpenBase {
-    pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) find_by: FindBy,
+    given: DeltaBase,
+    pub(crate) chain: BaseChain,
 }
 
 impl OpenBase {
-    /// Opens the base of a delta of a store of `schema`.
+    /// Reads what the manifests say of the base of a delta of a store of `schema`.
     ///
     /// # Errors
     /// `Invalid` when it is of other tables or a delta itself, or its deltas do not follow each
-    /// other, otherwise those of opening them.
-    pub(crate) fn open(base: DeltaBase, schema: &Schema, dram_budget_bytes: u64) -> Result<Self> {
-        let options =
-            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
-        let snapshot = Arc::new(Snapshot::open(base.folder, &options)?);
-        check_plain(&snapshot)?;
-        for delta in base.deltas {
-            snapshot.apply(delta)?;
+    /// other, otherwise those of reading them.
+    pub(crate) fn open(given: DeltaBase, schema: &Schema) -> Result<Self> {
+        let mut chain = BaseChain::read(given.folder.as_ref())?;
+        for delta in &given.deltas {
+            chain.push(delta.as_ref())?;
         }
-        check_successor(SnapshotRows::new(Arc::clone(&snapshot)).schema(), schema)?;
-        Ok(Self { snapshot, find_by: base.find_by })
+        check_successor(chain.schema(), schema)?;
+        Ok(Self { given, chain })
     }
 
     /// Returns how rows of the delta lie on pages.
     pub(crate) fn layout(&self) -> PageLayout {
-        let codecs = self.snapshot.manifest().codecs.clone();
-        PageLayout { placed: Vec::new(), codecs }
+        PageLayout { placed: Vec::new(), codecs: self.chain.codecs().clone() }
     }
 
-    /// Returns what the snapshot is known by: the newest delta upon it, or itself and the delta
-    /// that was applied to make it.
-    pub(crate) fn identities(&self) -> Result<Vec<String>> {
-        let generation = self.snapshot.generation();
-        if generation.delta_count > 0 {
-            return Ok(vec![generation.identity]);
+    /// Decides how the rows that changed are found. `since` is given what the base is known by: the
+    /// newest delta upon it, or itself and the delta that was applied to make it.
+    ///
+    /// # Errors
+    /// `Invalid` when they are to be known and are not; otherwise those of `since`.
+    pub(crate) fn find<T>(
+        &self,
+        since: impl FnOnce(&[String]) -> Result<Since<T>>,
+    ) -> Result<Found<T>> {
+        let mut identities = vec![self.chain.identity()?];
+        identities.extend(self.chain.delta_identity()?);
+        self.given.find_by.decide(|| since(&identities))
+    }
+
+    /// Opens the snapshot, to compare rows with its own.
+    ///
+    /// # Errors
+    /// Those of opening it and its deltas.
+    pub(crate) fn open_rows(&self, dram_budget_bytes: u64) -> Result<Comparer> {
+        let options =
+            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
+        let snapshot = Snapshot::open(Arc::clone(&self.given.folder), &options)?;
+        for delta in &self.given.deltas {
+            snapshot.apply(Arc::clone(delta))?;
         }
-        let mut identities = vec![self.snapshot.identity()?];
-        identities.extend(applied_to_make(&self.snapshot)?);
-        Ok(identities)
+        Ok(Comparer::new(Arc::new(snapshot)))
     }
 }
 
 /// The rows that a delta is made of.
-pub(crate) struct Against {
+pub(crate) enum Against {
+    /// Those in the sets of changes since the snapshot, of which this is the first.
+    Noted(usize),
+    /// Those that differ from the snapshot.
+    Compared(Box<Compared>),
+}
+
+/// A snapshot to compare all rows with.
+pub(crate) struct Compared {
     comparer: Comparer,
-    /// With the first of the sets of changes since the snapshot.
-    found: Found<usize>,
+    /// Why all rows, unless it was told to.
+    reason: Option<&'static str>,
+    _memory: Reservation,
 }
 
 /// Takes the number of a row that was looked at.
@@ -149,7 +167,8 @@ impl WindowEngine {
     /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`. Rows are coded
     /// as those of the snapshot; tables that are new since are f32.
     ///
-    /// Reads the snapshot in a quarter of the memory: its index, and pages of rows that changed.
+    /// Of the snapshot only manifests are read where the rows that changed were noted; otherwise it
+    /// is read in a quarter of the memory: its index, and its pages.
     ///
     /// # Errors
     /// `Invalid` when `base` is of other tables or a delta itself, or changes since are to be known
@@ -162,24 +181,29 @@ impl WindowEngine {
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.poison.check()?;
-        self.release_buffer()?;
-        let dram_budget_bytes = self.budget.free_bytes() / 4;
-        let _memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
-        let base = OpenBase::open(base, &self.schema, dram_budget_bytes)?;
+        let base = OpenBase::open(base, &self.schema)?;
         let layout = base.layout();
         self.publish_to(folder, Target { layout, base: Some(base) }, attachments, progress)
     }
 
     /// Decides how the changes since `base` are found. Nothing may be written to the store from
     /// here on until they are.
-    pub(crate) fn against(&mut self, base: OpenBase) -> Result<Against> {
-        let identities = base.identities()?;
-        let found = base.find_by.decide(|| Ok(self.store.changes.since(&identities)))?;
-        Ok(Against { comparer: Comparer::new(base.snapshot), found })
+    pub(crate) fn against(&mut self, base: &OpenBase) -> Result<Against> {
+        let found = base.find(|identities| Ok(self.store.changes.since(identities)))?;
+        if let Some(first) = found.noted {
+            return Ok(Against::Noted(first));
+        }
+        let dram_budget_bytes = self.budget.free_bytes() / 4;
+        let memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
+        Ok(Against::Compared(Box::new(Compared {
+            comparer: base.open_rows(dram_budget_bytes)?,
+            reason: found.reason,
+            _memory: memory,
+        })))
     }
 
-    /// Hands the rows of `table` that differ from the snapshot to `sink`, and the numbers of those
-    /// it looks at to `seen`.
+    /// Hands the rows of `table` that changed since the snapshot to `sink`, and the numbers of
+    /// those it looks at to `seen`.
     pub(crate) fn visit_changes(
         &mut self,
         table: ComparedTable<'_>,
@@ -187,70 +211,30 @@ impl WindowEngine {
         sink: &mut ChangeSink<'_>,
         seen: &mut SeenSink<'_>,
     ) -> Result<()> {
-        let Against { comparer, found } = against;
-        let noted = found.noted.map(|first| self.store.changes.rows(first, table.id));
-        comparer.begin_table(LookedAt::of(table.schema, noted.clone()));
-        let Some(noted) = noted else {
-            self.store.scan(table.id, &mut |row, record| {
-                comparer.add(table, StoredRow::of(table, row, record)?, sink)?;
-                seen(row)
-            })?;
-            return comparer.end_table(table, sink);
-        };
-        let mut rows = noted.into_iter().map(|row| RowKey::new(table.id, RowId(row)));
-        let mut chunk = Chunk::new(table.schema.record_bytes());
-        loop {
-            let keys: Vec<RowKey> = rows.by_ref().take(CHUNK_ROWS).collect();
-            if keys.is_empty() {
-                return comparer.end_table(table, sink);
+        match against {
+            Against::Noted(first) => {
+                let noted = self.store.changes.rows(*first, table.id);
+                visit_noted(&mut self.store, table, noted, sink, seen)
             }
-            chunk.read(&mut self.store, &keys)?;
-            for (key, record) in keys.iter().zip(chunk.records()) {
-                if let Some(record) = record {
-                    comparer.add(table, StoredRow::of(table, key.row, record)?, sink)?;
-                }
-                seen(key.row)?;
+            Against::Compared(compared) => {
+                let comparer = &mut compared.comparer;
+                comparer.begin_table(table.schema);
+                self.store.scan(table.id, &mut |row, record| {
+                    comparer.add(table, StoredRow::of(table, row, record)?, sink)?;
+                    seen(row)
+                })?;
+                comparer.end_table(table, sink)
             }
         }
     }
 
     /// Counts a delta that was published.
     pub(crate) fn count_delta(&mut self, against: &Against) {
-        self.store.changes.count_delta(DeltaCount {
-            is_tracked: against.found.noted.is_some(),
-            reason: against.found.reason,
-            base_pages_read: against.comparer.pages_read(),
+        self.store.changes.count_delta(match against {
+            Against::Noted(_) => DeltaCount::NOTED,
+            Against::Compared(compared) => {
+                DeltaCount::compared(compared.reason, compared.comparer.pages_read())
+            }
         });
-    }
-}
-
-/// Rows that were read at once, in the order in which they were asked for.
-struct Chunk {
-    record_bytes: usize,
-    records: Vec<u8>,
-    is_stored: [bool; CHUNK_ROWS],
-}
-
-impl Chunk {
-    fn new(record_bytes: usize) -> Self {
-        let records = vec![0; CHUNK_ROWS * record_bytes];
-        Self { record_bytes, records, is_stored: [false; CHUNK_ROWS] }
-    }
-
-    fn read(&mut self, store: &mut dyn RowStore, keys: &[RowKey]) -> Result<()> {
-        let Self { record_bytes, records, is_stored } = self;
-        is_stored.fill(false);
-        store.read(keys, &mut |at, record| {
-            let Some(record) = record else { return Ok(()) };
-            is_stored[at] = true;
-            records[at * *record_bytes..(at + 1) * *record_bytes].copy_from_slice(record);
-            Ok(())
-        })
-    }
-
-    /// Returns the records; `None` for rows that the store has not.
-    fn records(&self) -> impl Iterator<Item = Option<&[u8]>> {
-        let records = self.records.chunks_exact(self.record_bytes).zip(self.is_stored);
-        records.map(|(record, is_stored)| is_stored.then_some(record))
     }
 }
