@@ -1,5 +1,5 @@
-//! A delta of the rows noted while training is that of comparing every row, to the bit, and reads
-//! in proportion to what changed.
+//! A delta of the rows noted while training makes what one of comparing every row makes, to the
+//! bit, and reads in proportion to what changed.
 
 #![allow(
     clippy::disallowed_methods,
@@ -24,7 +24,7 @@ use tierbed_store::kept::restore_checkpoint;
 use tierbed_train::check_folder;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::{
-    Backend, Durability, FeatureLayout, FindBy, WindowConfig, WindowEngine,
+    Backend, DeltaBase, Durability, FeatureLayout, FindBy, WindowConfig, WindowEngine,
 };
 use tierbed_train::TableRows;
 
@@ -66,7 +66,7 @@ fn train(
 }
 
 #[test]
-fn tracked_changes_equal_compared_changes() {
+fn tracked_changes_make_what_compared_changes_make() {
     for (at, optimizer) in (0..).zip(OptimizerKind::ALL) {
         for backend in BACKENDS {
             let scratch = tempfile::tempdir().unwrap();
@@ -201,7 +201,8 @@ fn check_pages(dim: u32, row_count: u64, changed: &[std::ops::Range<u64>]) {
     let (_, report) = publish_by(FindBy::Tracked, &mut engine, &base);
     let report = report.unwrap();
     let stats = engine.stats();
-    let delta_pages = stats.store.pages_read - pages_before + stats.changes.base_pages_read;
+    assert_eq!(stats.changes.base_pages_read, 0, "noted rows are not compared");
+    let delta_pages = stats.store.pages_read - pages_before;
     let changed_rows: u64 = changed.iter().map(|rows| rows.end - rows.start).sum();
     assert_eq!((report.row_count, changed_rows * 100), (changed_rows, row_count));
     assert!(delta_pages * 20 <= full_pages, "{delta_pages} pages read, {full_pages} in full");
@@ -215,4 +216,39 @@ fn publishing_one_percent_reads_pages_in_proportion() {
     let scattered: Vec<_> = (0..3000).step_by(100).map(|row| row..row + 1).collect();
     check_pages(900, 3000, &scattered);
     check_pages(32, 60_000, std::slice::from_ref(&(50_000..50_600)));
+}
+
+#[test]
+fn a_delta_of_noted_rows_needs_the_manifest_of_its_base_and_no_page() {
+    let config = config(Backend::File);
+    let job = Job::pooled(OptimizerKind::Adagrad, 7);
+    let mut open_store = open(&(Arc::new(MemoryFolder::new()) as Arc<dyn Folder>), &config, &job);
+    train(&job, &mut open_store, 0..4);
+    let (base, _) = full(&mut open_store.0);
+    train(&job, &mut open_store, 4..6);
+    let bare: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+    let name = tierbed_snapshot::manifest::MANIFEST_NAME;
+    bare.write_durable(name, &base.read(name).unwrap().unwrap()).unwrap();
+    let (tracked, report) = publish_by(FindBy::Tracked, &mut open_store.0, &bare);
+    report.unwrap();
+    let (compared, report) = publish_by(FindBy::Compared, &mut open_store.0, &base);
+    report.unwrap();
+    changes::check_tracked(&base, &tracked, &compared);
+    let (_, refused) = publish_by(FindBy::Compared, &mut open_store.0, &bare);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Corruption, "rows lie on pages");
+    // Deltas upon it are read no further.
+    train(&job, &mut open_store, 6..8);
+    let upon = |deltas: &[&Arc<dyn Folder>]| DeltaBase {
+        folder: bare.clone(),
+        deltas: deltas.iter().map(|delta| Arc::clone(delta)).collect(),
+        find_by: FindBy::Tracked,
+    };
+    let publish = |engine: &mut WindowEngine, base: DeltaBase| {
+        let out: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+        engine.publish_delta(out.clone(), base, &[], &mut |_, _| true).map(|_| out)
+    };
+    let next = publish(&mut open_store.0, upon(&[&tracked])).unwrap();
+    let wrong = publish(&mut open_store.0, upon(&[&next])).unwrap_err();
+    assert_eq!(wrong.kind(), ErrorKind::Invalid, "it is upon the delta before");
+    publish(&mut open_store.0, upon(&[&tracked, &next])).unwrap();
 }

@@ -570,12 +570,13 @@ class Store(StoreRows):
             path: A new folder.
             model: Its dense parameters go along, and its ``config()`` where it has one, so that
                 ``tierbed serve`` can predict.
-            base: A snapshot of this store: write a delta, only the rows that differ from it, for
+            base: A snapshot of this store: write a delta, only rows that changed since, for
                 :meth:`Snapshot.apply`. Or a list of a snapshot and deltas upon it, oldest first:
                 write a delta to come upon the last of these, for a server that has them all.
-            changes: How a delta finds these rows; it is the same delta. By those noted since the
-                base was published (``tracked``, refused where they are not known), by comparing
-                all rows with it (``compared``), or by the first where it can be (``auto``).
+            changes: How a delta finds these rows. By those noted since the base was published
+                (``tracked``, refused where they are not known), by comparing all rows with it
+                (``compared``), or by the first where it can be (``auto``). Upon the base both give
+                the same rows; only a compared delta leaves out rows written with what they had.
                 ``stats()["changes"]`` counts both.
             placement: Which rows share pages, from ``tierbed place``: the file of a store with one
                 table, or a file per table or tuple of tables of one dim, whose rows are numbered

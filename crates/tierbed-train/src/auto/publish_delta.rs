@@ -88,8 +88,8 @@ fn visit_noted(engine: &mut dyn NotingEngine, noted: &Rows, sink: &mut AnySink<'
     let mut record = Vec::new();
     for (&table, noted) in noted {
         let shape = schema.table(TableId(table))?;
-        let absent = visited.get(&table).map_or_else(|| noted.clone(), |rows| noted - rows);
-        for row in absent {
+        let visited = visited.entry(table).or_default();
+        for row in noted - &*visited {
             record.resize(shape.record_words(), 0.0);
             init_record(shape, row, &mut record);
             sink(TableId(table), RowId(row), &record)?;

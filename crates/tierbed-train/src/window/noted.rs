@@ -76,7 +76,7 @@ mod tests {
     fn every_noted_row_comes_once_and_absent_ones_as_they_began() {
         let row_count = 3 * NOTED_ROWS as u64;
         let schema = TableSchema::plain("t", row_count, 4);
-        let mut store = MemoryStore::new(&Budget::new(64 << 20));
+        let mut store = MemoryStore::new(Budget::new(64 << 20));
         let id = store.add_table(schema.clone()).unwrap();
         let mut record = vec![0.0f32; schema.record_words()];
         for row in (0..row_count).step_by(3) {
