@@ -11,6 +11,11 @@
 //! These sets are committed with the rows, as an attachment: a store that is reopened has those of
 //! its last commit, which are whole. What was published after that commit is unknown to them. A
 //! delta against what they do not know, or against a set dropped for its size, compares all rows.
+//!
+//! Training pays for this with each write: rows [wait](waiting), as a bit each, and join the newest
+//! set many at a time. Only then sizes are looked at.
+
+mod waiting;
 
 use std::collections::BTreeSet;
 
@@ -20,6 +25,7 @@ use tierbed_core::store::RowWrite;
 use tierbed_core::{Budget, ErrorKind, Reservation, Result, Schema, TableId};
 
 use super::changes_file::{decode, encode, ChangeSet, Rows};
+use waiting::{WaitingRoom, WaitingRows};
 
 /// Sets kept. One more joins the second to the oldest: that is what deltas are made against which
 /// grow until the next whole snapshot.
@@ -30,8 +36,6 @@ const MEMORY_SHARE: u64 = 32;
 const ASIDE_SHARE: u64 = 8;
 /// A list of numbers that grows may have twice the memory it needs, and so may what is joined.
 const GROWTH: u64 = 4;
-/// Rows noted between two looks at the memory.
-const ROWS_PER_LOOK: usize = 4096;
 
 const NOT_PUBLISHED: &str = "nothing is known of what was written since";
 const DROPPED: &str = "the changed rows needed more than their share of the budget";
@@ -66,19 +70,23 @@ pub struct ChangeStats {
 pub(crate) struct Room<'a> {
     budget: &'a Budget,
     bytes: u64,
+    /// Of rows that wait, besides.
+    waiting_bytes: u64,
 }
 
 impl<'a> Room<'a> {
     /// In a budget that trains and publishes.
     pub(crate) fn of(budget: &'a Budget) -> Self {
-        Self { budget, bytes: budget.limit_bytes() / MEMORY_SHARE }
+        let bytes = budget.limit_bytes() / MEMORY_SHARE;
+        Self { budget, bytes, waiting_bytes: bytes / 2 }
     }
 
     /// In a budget kept aside, of which publishing needs `least_bytes`.
     pub(crate) fn beside(budget: &'a Budget, least_bytes: u64) -> Self {
         let limit_bytes = budget.limit_bytes();
         let bytes = (limit_bytes / ASIDE_SHARE).min(limit_bytes.saturating_sub(least_bytes));
-        Self { budget, bytes }
+        // Along a plan rows are noted by whole windows, and wait for nothing.
+        Self { budget, bytes, waiting_bytes: 0 }
     }
 }
 
@@ -117,7 +125,10 @@ pub(crate) struct Changes {
     sets: Vec<ChangeSet>,
     /// Taken with the first set.
     memory: Option<Reservation>,
-    noted: usize,
+    /// Beside it, where rows are noted one by one.
+    waiting_memory: Option<Reservation>,
+    /// Rows that are to join the newest set.
+    waiting: WaitingRows,
     is_damaged: bool,
     counts: ChangeStats,
 }
@@ -153,14 +164,15 @@ impl Changes {
             }
         }
         if changes.sets.is_empty() {
-            changes.memory = None;
+            (changes.memory, changes.waiting_memory) = (None, None);
         }
         Ok(changes)
     }
 
     /// Goes on in other memory.
     pub(crate) fn moved_to(mut self, room: Room<'_>) -> Self {
-        self.memory = None;
+        self.settle();
+        (self.memory, self.waiting_memory) = (None, None);
         if !self.sets.is_empty() {
             self.set_aside(room);
             self.bound();
@@ -169,27 +181,29 @@ impl Changes {
     }
 
     /// Returns the attachment; `None` without sets.
-    pub(crate) fn encode(&self) -> Option<Vec<u8>> {
+    pub(crate) fn encode(&mut self) -> Option<Vec<u8>> {
+        self.settle();
         (!self.sets.is_empty()).then(|| encode(&self.sets))
     }
 
     /// Notes rows that are about to be written.
     pub(crate) fn note(&mut self, rows: &[RowWrite<'_>]) {
-        let Some(set) = self.sets.last_mut() else { return };
-        for same in rows.chunk_by(|a, b| a.key.table == b.key.table) {
-            let Some(first) = same.first() else { continue };
-            let table = set.rows.entry(first.key.table.0).or_default();
-            table.extend(same.iter().map(|row| row.key.row.0));
+        let mut left = rows;
+        while self.is_noting() && !left.is_empty() {
+            let (now, later) = left.split_at(left.len().min(self.waiting.room()));
+            self.waiting.note(now);
+            left = later;
+            if self.waiting.room() == 0 {
+                self.settle();
+            }
         }
-        self.look_after(rows.len());
     }
 
-    /// Notes rows of `table`.
+    /// Notes rows of `table`, many at a time.
     pub(crate) fn note_rows(&mut self, table: TableId, rows: RoaringTreemap) {
         let Some(set) = self.sets.last_mut() else { return };
-        let row_count = rows.len() as usize;
-        *set.rows.entry(table.0).or_default() |= rows;
-        self.look_after(row_count);
+        set.join(Rows::from([(table.0, rows)]));
+        self.bound();
     }
 
     /// Tells whether what changes from here on is of use.
@@ -197,39 +211,40 @@ impl Changes {
         !self.sets.is_empty()
     }
 
-    fn look_after(&mut self, row_count: usize) {
-        self.noted += row_count;
-        if self.noted >= ROWS_PER_LOOK {
-            self.noted = 0;
+    // Joins the rows that wait to the newest set.
+    fn settle(&mut self) {
+        let rows = self.waiting.take();
+        if let Some(set) = self.sets.last_mut().filter(|_| !rows.is_empty()) {
+            set.join(rows);
             self.bound();
         }
     }
 
     /// Begins a set: what has `identity` holds every row as it is now.
     pub(crate) fn published(&mut self, identity: &str, room: Room<'_>) {
+        self.settle();
         self.set_aside(room);
         if self.memory.is_none() {
             self.counts.sets_dropped += 1;
             return;
         }
         let last = self.sets.last();
-        if last.is_some_and(|set| set.since == identity && set.rows.is_empty()) {
+        if last.is_some_and(|set| set.since == identity && set.rows().is_empty()) {
             return;
         }
         if self.sets.len() == SETS_MAX {
             let joined = self.sets.remove(1);
             if let Some(oldest) = self.sets.first_mut() {
-                for (table, rows) in joined.rows {
-                    *oldest.rows.entry(table).or_default() |= rows;
-                }
+                oldest.join(joined.into_rows());
             }
         }
-        self.sets.push(ChangeSet { since: identity.to_owned(), rows: Rows::new() });
+        self.sets.push(ChangeSet::new(identity.to_owned(), Rows::new()));
         self.bound();
     }
 
     /// Finds the sets since what has any of these identities.
-    pub(crate) fn since(&self, identities: &[String]) -> Since<usize> {
+    pub(crate) fn since(&mut self, identities: &[String]) -> Since<usize> {
+        self.settle();
         let is_asked = |set: &ChangeSet| identities.contains(&set.since);
         match self.sets.iter().rposition(is_asked) {
             Some(first) => Since::Known(first),
@@ -238,22 +253,22 @@ impl Changes {
     }
 
     /// Returns the rows noted since what has any of these identities.
-    pub(crate) fn rows_since(&self, identities: &[String]) -> Since<Rows> {
+    pub(crate) fn rows_since(&mut self, identities: &[String]) -> Since<Rows> {
         let first = match self.since(identities) {
             Since::Known(first) => first,
             Since::Unknown(why) => return Since::Unknown(why),
         };
         let sets = self.sets.iter().skip(first);
-        let tables: BTreeSet<u32> = sets.flat_map(|set| set.rows.keys().copied()).collect();
+        let tables: BTreeSet<u32> = sets.flat_map(|set| set.rows().keys().copied()).collect();
         let rows = |table| (table, self.rows(first, TableId(table)));
         Since::Known(tables.into_iter().map(rows).collect())
     }
 
-    /// Returns the rows of `table` in the sets from `first` on.
+    /// Returns the rows of `table` in the sets from `first` on, and those noted since.
     pub(crate) fn rows(&self, first: usize, table: TableId) -> RoaringTreemap {
         let sets = self.sets.iter().skip(first);
-        let mut all = RoaringTreemap::new();
-        sets.filter_map(|set| set.rows.get(&table.0)).for_each(|rows| all |= rows);
+        let mut all = self.waiting.rows(table);
+        sets.filter_map(|set| set.rows().get(&table.0)).for_each(|rows| all |= rows);
         all
     }
 
@@ -277,11 +292,19 @@ impl Changes {
     }
 
     pub(crate) fn stats(&self) -> ChangeStats {
-        let rows = self.sets.iter().flat_map(|set| set.rows.values());
+        let rows = self.sets.iter().flat_map(|set| set.rows().values());
+        let newest = self.sets.last().map(ChangeSet::rows);
+        let fresh = self.waiting.tables().map(|table| {
+            let waiting = self.waiting.rows(table);
+            match newest.and_then(|rows| rows.get(&table.0)) {
+                Some(rows) => waiting.difference_len(rows),
+                None => waiting.len(),
+            }
+        });
         ChangeStats {
             base_count: self.sets.len() as u64,
             bases: self.sets.iter().map(|set| set.since.clone()).collect(),
-            row_count: rows.map(RoaringTreemap::len).sum(),
+            row_count: rows.map(RoaringTreemap::len).sum::<u64>() + fresh.sum::<u64>(),
             set_bytes: self.sets.iter().map(ChangeSet::bytes).sum(),
             ..self.counts.clone()
         }
@@ -289,9 +312,16 @@ impl Changes {
 
     // Nothing is noted in a budget that has no room to spare: training needs it more.
     fn set_aside(&mut self, room: Room<'_>) {
-        let Room { budget, bytes } = room;
+        let Room { budget, bytes, waiting_bytes } = room;
         if self.memory.is_none() && bytes > 0 && budget.free_bytes() / 4 > bytes {
             self.memory = budget.reserve("changed rows", bytes).ok();
+            let memory = self.memory.as_ref().filter(|_| waiting_bytes > 0);
+            self.waiting_memory =
+                memory.and_then(|_| budget.reserve("changed rows", waiting_bytes).ok());
+            self.waiting = WaitingRows::within(WaitingRoom {
+                waiting_bytes: self.waiting_memory.as_ref().map_or(0, Reservation::bytes),
+                set_bytes: self.bytes_max(),
+            });
         }
     }
 
@@ -310,75 +340,4 @@ impl Changes {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that panics has failed")]
-mod tests {
-    use tierbed_core::{RowId, RowKey};
-
-    use super::*;
-
-    fn write(changes: &mut Changes, rows: std::ops::Range<u64>) {
-        let key = |row| RowKey::new(TableId(1), RowId(row));
-        let rows: Vec<_> = rows.map(|row| RowWrite { key: key(row), record: &[] }).collect();
-        changes.note(&rows);
-    }
-
-    fn rows_since(changes: &Changes, identity: &str) -> Option<Vec<u64>> {
-        match changes.rows_since(&[identity.to_owned()]) {
-            Since::Known(rows) => {
-                Some(rows.get(&1).into_iter().flat_map(RoaringTreemap::iter).collect())
-            }
-            Since::Unknown(_) => None,
-        }
-    }
-
-    #[test]
-    fn a_delta_against_any_publish_has_all_rows_since() {
-        let (mut changes, budget) = (Changes::default(), Budget::new(1 << 20));
-        write(&mut changes, 0..9);
-        assert_eq!(changes.stats(), ChangeStats::default(), "nothing was published");
-        changes.published("a", Room::of(&budget));
-        write(&mut changes, 3..5);
-        changes.published("b", Room::of(&budget));
-        write(&mut changes, 4..7);
-        assert_eq!(rows_since(&changes, "a").unwrap(), [3, 4, 5, 6]);
-        assert_eq!(rows_since(&changes, "b").unwrap(), [4, 5, 6]);
-        assert_eq!(rows_since(&changes, "c"), None);
-        assert!(changes.rows(0, TableId(0)).is_empty());
-    }
-
-    #[test]
-    fn the_oldest_and_the_newest_publishes_stay_known() {
-        let (mut changes, budget) = (Changes::default(), Budget::new(1 << 20));
-        for at in 0..20 {
-            changes.published(&format!("p{at}"), Room::of(&budget));
-            write(&mut changes, at..at + 1);
-        }
-        assert_eq!(changes.stats().base_count, SETS_MAX as u64);
-        let all: Vec<u64> = (0..20).collect();
-        assert_eq!(rows_since(&changes, "p0").unwrap(), all);
-        for at in 13..20 {
-            assert_eq!(rows_since(&changes, &format!("p{at}")).unwrap(), all[at..]);
-        }
-        assert!((1..13).all(|at| rows_since(&changes, &format!("p{at}")).is_none()));
-    }
-
-    #[test]
-    fn sets_stay_in_their_share_of_the_budget() {
-        let (mut changes, budget) = (Changes::default(), Budget::new(64 << 10));
-        changes.published("a", Room::of(&budget));
-        changes.published("b", Room::of(&budget));
-        assert_eq!(budget.free_bytes(), (64 << 10) - (2 << 10));
-        // Every other row: a list of them has two bytes for each.
-        for row in (0..2 * ROWS_PER_LOOK as u64).step_by(2) {
-            write(&mut changes, row..row + 1);
-        }
-        assert!(rows_since(&changes, "b").is_none());
-        assert_eq!((changes.stats().sets_dropped, changes.why_unknown()), (2, DROPPED));
-        // A budget without room notes nothing.
-        let full = budget.reserve("training", budget.free_bytes() - 100).unwrap();
-        let mut changes = Changes::default();
-        changes.published("a", Room::of(&budget));
-        assert!(rows_since(&changes, "a").is_none() && changes.stats().sets_dropped == 1);
-        drop(full);
-    }
-}
+mod tests;

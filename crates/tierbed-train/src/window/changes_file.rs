@@ -20,12 +20,40 @@ pub(crate) type Rows = BTreeMap<u32, RoaringTreemap>;
 pub(crate) struct ChangeSet {
     /// What was published before.
     pub(crate) since: String,
-    pub(crate) rows: Rows,
+    rows: Rows,
+    /// Of the rows, as they are written.
+    bytes: u64,
 }
 
 impl ChangeSet {
+    pub(crate) fn new(since: String, rows: Rows) -> Self {
+        let mut set = Self { since, rows, bytes: 0 };
+        set.measure();
+        set
+    }
+
+    pub(crate) fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    pub(crate) fn into_rows(self) -> Rows {
+        self.rows
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
-        self.rows.values().map(|rows| rows.serialized_size() as u64).sum()
+        self.bytes
+    }
+
+    /// Takes further rows. Costs a look at every part of the set: bring many at a time.
+    pub(crate) fn join(&mut self, more: Rows) {
+        for (table, rows) in more {
+            *self.rows.entry(table).or_default() |= rows;
+        }
+        self.measure();
+    }
+
+    fn measure(&mut self) {
+        self.bytes = self.rows.values().map(|rows| rows.serialized_size() as u64).sum();
     }
 }
 
@@ -87,7 +115,7 @@ fn read_set(rest: &mut &[u8], schema: &Schema) -> Result<ChangeSet> {
         rows.insert(table, read);
         *rest = after;
     }
-    Ok(ChangeSet { since, rows })
+    Ok(ChangeSet::new(since, rows))
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
@@ -116,10 +144,7 @@ mod tests {
         let rows = |rows: &[u64]| rows.iter().copied().collect::<RoaringTreemap>();
         let since = |byte: char| byte.to_string().repeat(IDENTITY_BYTES);
         let first = Rows::from([(0, rows(&[1, 9])), (1, rows(&[0, 70_000, 5 << 32]))]);
-        vec![
-            ChangeSet { since: since('a'), rows: first },
-            ChangeSet { since: since('b'), rows: Rows::new() },
-        ]
+        vec![ChangeSet::new(since('a'), first), ChangeSet::new(since('b'), Rows::new())]
     }
 
     #[test]

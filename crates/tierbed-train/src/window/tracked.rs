@@ -67,9 +67,8 @@ impl TrainStore for TrackedStore {
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        let Some(bytes) = self.changes.encode().filter(|_| self.is_kept) else {
-            return self.below.commit(name, attachments);
-        };
+        let bytes = if self.is_kept { self.changes.encode() } else { None };
+        let Some(bytes) = bytes else { return self.below.commit(name, attachments) };
         let mut all = attachments.to_vec();
         all.push(Attachment { name: CHANGES, bytes: &bytes });
         self.below.commit(name, &all)
