@@ -336,15 +336,44 @@ def test_a_damaged_base_makes_the_next_version_whole(training: Training) -> None
     with training.publisher() as publisher:
         training.step()
         publisher.publish_now()
-        (base,) = (training.folder / "store.published" / "canary").glob("*/rows.pages")
-        base.write_bytes(bytes(base.stat().st_size))
+        local = training.folder / "store.published" / "canary"
+        # Rows that were noted are not compared: of the base a delta needs the manifest.
+        (pages,) = local.glob("*/rows.pages")
+        pages.write_bytes(bytes(pages.stat().st_size))
+        training.step()
+        training.note()
+        assert publisher.publish_now().chain == (1, 2)
+        Served(training).check(training)
+        for manifest in local.glob("*/snapshot.json"):
+            manifest.write_bytes(bytes(manifest.stat().st_size))
         for _ in range(10):
             training.step()
+        training.note()
+        assert publisher.publish_now().chain == (3,)
+        assert publisher.stats().full_reason == "the channel's snapshot is not in the local folder"
+    Served(training).check(training)
+
+
+def test_a_delta_that_cannot_be_made_is_a_whole_version(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = training.store.publish
+
+    def refuse(*given: Any, **named: Any) -> Any:
+        if named.get("base") is not None:
+            raise tb.CorruptionError("attachment is missing or changed", {})
+        return publish(*given, **named)
+
+    with training.publisher() as publisher:
+        training.step()
+        publisher.publish_now()
+        monkeypatch.setattr(training.store, "publish", refuse)
+        training.step()
         training.note()
         assert publisher.publish_now().chain == (2,)
         reason = publisher.stats().full_reason
         assert reason is not None
-        assert reason.startswith("no delta could be made")
+        assert reason.startswith("no delta could be made: attachment is missing")
     Served(training).check(training)
 
 

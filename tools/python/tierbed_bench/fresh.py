@@ -4,11 +4,14 @@ A store with one table whose rows are all written; every part changes a share of
 
 - ``publish``: a whole version, then a delta of what changed since, by the rows that were noted
   while training (``tracked``) and by comparing all rows with the base (``compared``); a checkpoint
-  comes first, with a row of its own;
+  comes first, with a row of its own. ``read_s`` is the time until rows are read and handed to the
+  sorter, ``write_s`` from there until they are sorted and on pages, ``finish_s`` the index and
+  making all durable. Below 131,072 rows of a version a publish tells no progress in between;
 - ``tracking``: processor time of a training step of a store that notes changed rows, beside one
   that does not because nothing was published from it; rounds interleaved, same batches;
 - ``freshness``: from the end of a training step until a server that follows the channel first
-  answers with it: the version is cut, pushed to the location, found, pulled, checked and applied.
+  answers with it: the version is cut (``cut_s``), pushed to the location (``push_s``), and found,
+  pulled, checked and applied (``pull_s``).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -39,6 +43,7 @@ from tierbed import (
 from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive, Range
 from tierbed.errors import InvalidError
+from tierbed.results import SnapshotReport
 from tierbed_bench.common import percentile, ratio, zipf_batches
 from tierbed_bench.serving_systems import served
 from tierbed_bench.suite import write_suite
@@ -47,7 +52,12 @@ __all__ = ["FreshOptions", "run_fresh"]
 
 Row = dict[str, Any]
 PARTS = ("publish", "tracking", "freshness")
-COLUMNS = ("part", "system", "changed", "seconds", "cpu_s", "mib", "cpu_us_per_step", "age_s")
+PHASES = ("read_s", "write_s", "finish_s")
+STAGES = ("cut_s", "push_s", "pull_s")
+COLUMNS = (
+    *("part", "system", "changed", "seconds", "cpu_s", "mib", "cpu_us_per_step", "age_s"),
+    *(*PHASES, *STAGES),
+)
 CHANNEL = "stable"
 # Rows that one step trains at most: the store looks them up together.
 STEP_ROWS = 1 << 18
@@ -160,6 +170,37 @@ class _Spent:
         return result
 
 
+class _Phases:
+    """The progress of one publish after the other: when rows were read, and when written.
+
+    Progress counts half of the rows while they are read, the other half while they are written.
+    """
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = {name: [] for name in PHASES}
+        # When progress was last told of each.
+        self._told: dict[Literal["read", "written"], float] = {}
+
+    def __call__(self, done: int, total: int) -> None:
+        self._told["read" if 2 * done <= total else "written"] = time.perf_counter()
+
+    def publish(self, publish: Callable[..., SnapshotReport]) -> SnapshotReport:
+        """Publishes, and notes the phases where progress was told of each."""
+        self._told.clear()
+        begun_s = time.perf_counter()
+        report = publish(progress=self)
+        ended_s = time.perf_counter()
+        if len(self._told) == 2:
+            marks = (begun_s, self._told["read"], self._told["written"], ended_s)
+            for name, (since, until) in zip(PHASES, pairwise(marks), strict=True):
+                self.spent[name].append(until - since)
+        return report
+
+    def medians(self) -> dict[str, float | None]:
+        """Returns seconds by phase; None where a publish told nothing."""
+        return {name: median(spent) if spent else None for name, spent in self.spent.items()}
+
+
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -169,6 +210,7 @@ def _publish(folder: Path, options: FreshOptions) -> list[Row]:
     """Times a whole version, and deltas of the same changes by both ways."""
     trainer = _Trainer(folder / "published", options)
     spent = {name: _Spent() for name in ("checkpoint", "full", "tracked", "compared")}
+    phases = {name: _Phases() for name in spent}
     written: dict[str, int] = {}
     changed = 0
     with trainer.store as store:
@@ -178,18 +220,22 @@ def _publish(folder: Path, options: FreshOptions) -> list[Row]:
                 folder / f"{name}-{number}" for name in ("base", "tracked", "compared")
             )
             store.checkpoint("bench")
-            report = spent["full"].call(partial(store.publish, base))
+            publish = partial(store.publish, base)
+            report = spent["full"].call(partial(phases["full"].publish, publish))
             written["full"] = report.pages_bytes
             changed = trainer.train_share()
             # What is only in memory is written first, whoever asks for it.
             spent["checkpoint"].call(partial(store.checkpoint, "bench"))
-            identities = set()
+            row_counts = {}
             ways: tuple[Literal["tracked", "compared"], ...] = ("tracked", "compared")
             for name, out in zip(ways, deltas, strict=True):
-                report = spent[name].call(partial(store.publish, out, base=base, changes=name))
+                publish = partial(store.publish, out, base=base, changes=name)
+                report = spent[name].call(partial(phases[name].publish, publish))
                 written[name] = report.pages_bytes
-                identities.add(report.row_count)
-            assert identities == {changed}, f"{identities} rows are in deltas of {changed}"
+                row_counts[name] = report.row_count
+            # Rows that came out as they were are noted too; here every step changes its rows.
+            assert row_counts["compared"] == changed, f"{row_counts} rows, {changed} changed"
+            assert row_counts["tracked"] >= changed, f"{row_counts} rows, {changed} changed"
     return [
         {
             "part": "publish",
@@ -198,6 +244,7 @@ def _publish(folder: Path, options: FreshOptions) -> list[Row]:
             "seconds": median(one.seconds),
             "cpu_s": median(one.cpu_s),
             "mib": written[name] / MIB if name in written else None,
+            **phases[name].medians(),
         }
         for name, one in spent.items()
     ]
@@ -247,6 +294,7 @@ def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
     location = options.location or str(folder / "models")
     trainer = _Trainer(folder / "fresh", options)
     ages, publish_s = [], []
+    stages: dict[str, list[float]] = {name: [] for name in STAGES}
     changed = 0
     with ExitStack() as stack:
         store = stack.enter_context(trainer.store)
@@ -266,10 +314,13 @@ def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
             committed_s = time.monotonic()
             publisher.publish_now()
             publish_s.append(time.monotonic() - committed_s)
-            report = publisher.stats().report
-            assert report is not None, "something was published"
-            _wait_answered(url, report.identity)
+            stats = publisher.stats()
+            assert stats.report is not None, "something was published"
+            _wait_answered(url, stats.report.identity)
             ages.append(time.monotonic() - committed_s)
+            told = (stats.pause_s, stats.upload_s, ages[-1] - publish_s[-1])
+            for name, seconds in zip(STAGES, told, strict=True):
+                stages[name].append(seconds)
     return [
         {
             "part": "freshness",
@@ -280,6 +331,7 @@ def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
             "age_p99_s": percentile(ages, 0.99),
             "age_max_s": max(ages),
             "versions": len(ages),
+            **{name: median(seconds) for name, seconds in stages.items()},
         }
     ]
 
