@@ -19,6 +19,7 @@ mod hypers;
 pub mod planned;
 mod repair;
 mod sharded;
+mod unsorted;
 pub mod window;
 
 pub use auto::{budget_json, Answer, AutoEngine, OnMismatch, Order, OrderConfig, PlanRequest};

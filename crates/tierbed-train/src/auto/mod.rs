@@ -2,6 +2,7 @@
 
 pub(crate) mod engine;
 mod follow;
+mod kept;
 pub(crate) mod look;
 pub(crate) mod moving;
 pub(crate) mod noting;
@@ -9,7 +10,6 @@ pub(crate) mod options;
 pub(crate) mod part_bags;
 mod planless;
 mod planned;
-pub(crate) mod publish;
 pub(crate) mod publish_delta;
 mod stats;
 mod tables;

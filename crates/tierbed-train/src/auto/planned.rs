@@ -13,7 +13,7 @@ use tierbed_snapshot::{PageLayout, Report};
 use crate::auto::noting::NotingEngine;
 use crate::auto::options::{OrderConfig, ASIDE_MIN_BYTES};
 use crate::auto::part_bags::PartBags;
-use crate::auto::publish::{publish_unsorted, Publication};
+use crate::unsorted::{publish_unsorted, Publication};
 use crate::auto::publish_delta::{publish_changes, DeltaTarget};
 use crate::auto::stats::budget_json;
 use crate::auto::tables::Tables;

@@ -14,7 +14,7 @@ use tierbed_kernels::init_record;
 use tierbed_snapshot::Report;
 
 use crate::auto::noting::NotingEngine;
-use crate::auto::publish::{publish_unsorted, Publication};
+use crate::unsorted::{publish_unsorted, Publication};
 use crate::planned::AnySink;
 use crate::window::changes::DeltaCount;
 use crate::window::changes_file::Rows;

@@ -26,7 +26,7 @@ use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
 use crate::auto::noting::NotingEngine;
 use crate::auto::part_bags::PartBags;
-use crate::auto::publish::{publish_unsorted, Publication};
+use crate::unsorted::{publish_unsorted, Publication};
 use crate::auto::publish_delta::{publish_changes, DeltaTarget};
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};

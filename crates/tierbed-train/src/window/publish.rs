@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Reservation, Result, RowId, RowStore, TableId, TableSchema};
+use tierbed_core::{Error, Reservation, Result, RowId, RowStore, TableId, TableSchema};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
 use tierbed_io::{Folder, PAGE_BYTES};
 use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
 
 use crate::attachments::check_names;
+use crate::unsorted::show;
 use crate::window::changes::Room;
 use crate::window::comparer::{ComparedTable, StoredRow};
 use crate::window::engine::WindowEngine;
@@ -190,11 +191,7 @@ struct Meter<'a, 'b> {
 
 impl Meter<'_, '_> {
     fn show(&mut self, in_table: u64) -> Result<()> {
-        if (self.progress)((self.done + in_table).min(self.total), self.total) {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Closed, "publish was stopped")
-            .with("remedy", "publish again into an empty folder"))
+        show(self.progress, self.done + in_table, self.total)
     }
 }
 

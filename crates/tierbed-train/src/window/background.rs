@@ -1,0 +1,179 @@
+//! A publish while training goes on: copy on write.
+//!
+//! It begins between two steps: what is dirty is written, and the rows of that moment are frozen.
+//! They are copied some at a time, between further steps. A write to a row that was not copied yet
+//! copies its old record first. When all are copied they are sorted and written, for which the
+//! engine is not needed.
+//!
+//! ```text
+//! begin_publish ─▶ copy_published, again and again ─▶ take_published ─▶ finish ─▶ end_publish
+//!                    ▲
+//!                    └─ write of a row not copied yet: its old record comes first
+//! ```
+//!
+//! What is only in the row buffer needs no copy: the store has the frozen row until it is written.
+
+use std::sync::Arc;
+
+use roaring::RoaringTreemap;
+use tierbed_core::store::{Attachment, RowWrite};
+use tierbed_core::{
+    Error, Reservation, Result, RowId, RowKey, RowStore, Schema, TableId, TableSchema, TrainStore,
+};
+use tierbed_kernels::init_record;
+use tierbed_snapshot::Report;
+
+use crate::unsorted::{show, UnsortedRows};
+use crate::window::changes_file::Rows;
+use crate::window::comparer::{ComparedTable, StoredRow};
+use crate::window::publish::PublishProgress;
+
+/// How much of a publish is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copied {
+    /// Rows looked at.
+    pub row_count: u64,
+    /// Rows to look at in all.
+    pub total: u64,
+}
+
+/// The rows of a store as they were when a publish began.
+pub struct FrozenRows {
+    schema: Arc<Schema>,
+    /// Those not copied yet, by table.
+    pending: Rows,
+    total: u64,
+    is_delta: bool,
+    rows: UnsortedRows,
+    /// Why a row could not be copied before it was written.
+    failed: Option<Error>,
+    attachments: Vec<(String, Vec<u8>)>,
+    _memory: Reservation,
+}
+
+/// What is frozen, and where it goes.
+pub(crate) struct Freezing {
+    pub(crate) schema: Arc<Schema>,
+    /// In a delta: the rows noted since its base, by table; otherwise all rows.
+    pub(crate) noted: Option<Rows>,
+    pub(crate) rows: UnsortedRows,
+    pub(crate) attachments: Vec<(String, Vec<u8>)>,
+    pub(crate) memory: Reservation,
+}
+
+impl FrozenRows {
+    pub(crate) fn new(freezing: Freezing) -> Self {
+        let Freezing { schema, noted, rows, attachments, memory } = freezing;
+        let is_delta = noted.is_some();
+        let mut pending = noted.unwrap_or_else(|| all_rows(&schema));
+        pending.retain(|&table, rows| !rows.is_empty() && is_published(&schema, table));
+        let total = pending.values().map(RoaringTreemap::len).sum();
+        let failed = None;
+        Self { schema, pending, total, is_delta, rows, failed, attachments, _memory: memory }
+    }
+
+    pub(crate) fn copied(&self) -> Copied {
+        let pending: u64 = self.pending.values().map(RoaringTreemap::len).sum();
+        Copied { row_count: self.total - pending, total: self.total }
+    }
+
+    /// Copies those of `rows` that were not copied yet, which are about to be written. What fails
+    /// ends the publish, not the step; see [`copy`](Self::copy).
+    pub(crate) fn copy_before(&mut self, store: &mut dyn TrainStore, rows: &[RowWrite<'_>]) {
+        for same in rows.chunk_by(|a, b| a.key.table == b.key.table) {
+            let Some(table) = same.first().map(|row| row.key.table) else { continue };
+            let Some(pending) = self.pending.get_mut(&table.0) else { continue };
+            let keys = same.iter().map(|row| row.key);
+            let keys: Vec<RowKey> = keys.filter(|key| pending.remove(key.row.0)).collect();
+            if let Err(error) = self.copy_rows(store, table, &keys) {
+                self.failed = Some(error);
+                self.pending.clear();
+            }
+        }
+    }
+
+    /// Copies the next rows, at most `row_count`.
+    ///
+    /// # Errors
+    /// Those of the store and of the folder, also of a row that was to be copied before a step.
+    pub(crate) fn copy(&mut self, store: &mut dyn TrainStore, row_count: usize) -> Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        while let Some(mut first) = self.pending.first_entry() {
+            let table = TableId(*first.key());
+            let rows = first.get_mut();
+            let keys = rows.iter().take(row_count).map(|row| RowKey::new(table, RowId(row)));
+            let keys: Vec<RowKey> = keys.collect();
+            let Some(last) = keys.last() else {
+                first.remove();
+                continue;
+            };
+            rows.remove_range(..=last.row.0);
+            return self.copy_rows(store, table, &keys);
+        }
+        Ok(())
+    }
+
+    fn copy_rows(
+        &mut self,
+        store: &mut dyn TrainStore,
+        table: TableId,
+        keys: &[RowKey],
+    ) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let Self { schema, rows, is_delta, .. } = self;
+        let shape = schema.table(table)?;
+        let compared = ComparedTable { id: table, schema: shape };
+        store.read(keys, &mut |at, record| {
+            let Some(&RowKey { row, .. }) = keys.get(at) else { panic!("a row not asked for") };
+            match record {
+                Some(record) => {
+                    let StoredRow { count, weights, .. } = StoredRow::of(compared, row, record)?;
+                    rows.push(table, row, count, weights)
+                }
+                None if *is_delta => rows.push(table, row, 0, &initial_weights(shape, row)),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Writes the snapshot, once all rows are copied.
+    ///
+    /// # Errors
+    /// As [`WindowEngine::publish`](crate::window::WindowEngine::publish).
+    pub fn finish(self, progress: &mut PublishProgress<'_>) -> Result<Report> {
+        assert!(self.failed.is_none(), "a publish that failed is not finished");
+        assert!(self.pending.values().all(RoaringTreemap::is_empty), "rows were not copied");
+        let attachments: Vec<Attachment<'_>> =
+            self.attachments.iter().map(|(name, bytes)| Attachment { name, bytes }).collect();
+        let total = self.rows.pushed();
+        self.rows.finish(&attachments, &mut |written| show(progress, written, total))
+    }
+}
+
+fn all_rows(schema: &Schema) -> Rows {
+    let mut all = Rows::new();
+    for (at, table) in (0..).zip(schema.tables()) {
+        // Runs of rows: a few bytes for each 65,536.
+        let mut rows = RoaringTreemap::new();
+        rows.insert_range(0..table.row_count);
+        all.insert(at, rows);
+    }
+    all
+}
+
+// Free rows of vocabularies are the trainer's own.
+fn is_published(schema: &Schema, table: u32) -> bool {
+    let table = schema.table(TableId(table));
+    table.is_ok_and(|table| !tierbed_vocab::is_free_table(&table.name))
+}
+
+fn initial_weights(table: &TableSchema, row: RowId) -> Vec<u8> {
+    let mut record = vec![0.0f32; table.record_words()];
+    init_record(table, row.0, &mut record);
+    record.truncate(table.dim as usize);
+    bytemuck::cast_slice(&record).to_vec()
+}
