@@ -5,6 +5,7 @@
 //! panics into exceptions of `tierbed.errors` ([`errors`]). Nothing is decided here that a Rust
 //! caller would miss.
 
+mod background;
 mod codec;
 mod coded;
 mod compiled;
@@ -52,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<resident::NativeResident>()?;
     module.add_class::<tier_budget::NativeTierBudget>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
+    background::register(module)?;
     ending::register(module)?;
     coded::register(module)?;
     offsets::register(module)?;

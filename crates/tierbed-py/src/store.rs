@@ -1,7 +1,8 @@
 //! The engine's training side, for Python.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
@@ -20,9 +21,11 @@ use tierbed_train::{
 };
 
 use crate::ending::attached;
+use crate::background::check_plain;
 use crate::errors::{run, to_python};
 use crate::folders::{open_base, read_layout};
 use crate::plain::Plain;
+use crate::progress::Progress;
 use crate::python_store::PythonStore;
 use crate::tensors::{check_disjoint, Tensor};
 
@@ -48,7 +51,9 @@ impl FeaturePlan {
 /// The engine over one store.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeStore {
-    engine: Owned<Mutex<Option<ShardedEngine>>>,
+    pub(crate) engine: Owned<Mutex<Option<ShardedEngine>>>,
+    /// Calls that wait for the engine.
+    pub(crate) waiting: AtomicUsize,
 }
 
 /// Tensors of one batch, imported.
@@ -136,20 +141,32 @@ fn owned(engine: ShardedEngine) -> Owned<Mutex<Option<ShardedEngine>>> {
     )
 }
 
-fn opened(engine: &mut Option<ShardedEngine>) -> Result<&mut ShardedEngine> {
+pub(crate) fn opened(engine: &mut Option<ShardedEngine>) -> Result<&mut ShardedEngine> {
     engine.as_mut().ok_or_else(|| {
         Error::new(ErrorKind::Closed, "store is closed").with("remedy", "open it again")
     })
 }
 
 impl NativeStore {
+    fn over_engine(engine: ShardedEngine) -> Self {
+        Self { engine: owned(engine), waiting: AtomicUsize::new(0) }
+    }
+
+    // Waits for the engine; a publish beside training gives way.
+    fn locked(&self) -> Result<MutexGuard<'_, Option<ShardedEngine>>> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let engine = self.engine.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        engine
+    }
+
     // Runs `work` on the engine without the GIL.
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut ShardedEngine) -> Result<T> + Send,
     ) -> PyResult<T> {
-        run(py, || work(opened(&mut *self.engine.lock()?)?))
+        run(py, || work(opened(&mut *self.locked()?)?))
     }
 }
 
@@ -159,7 +176,7 @@ impl NativeStore {
     #[pyo3(signature = (path, options))]
     fn new(py: Python<'_>, path: Option<PathBuf>, options: Plain<OrderConfig>) -> PyResult<Self> {
         let engine = run(py, || ShardedEngine::open(path.as_deref(), &options.0))?;
-        Ok(Self { engine: owned(engine) })
+        Ok(Self::over_engine(engine))
     }
 
     #[staticmethod]
@@ -169,7 +186,7 @@ impl NativeStore {
             let engine = WindowEngine::over(Box::new(PythonStore::open(bridge)?), &config)?;
             Ok(ShardedEngine::over(AutoEngine::over(engine)))
         })?;
-        Ok(Self { engine: owned(engine) })
+        Ok(Self::over_engine(engine))
     }
 
     fn add_table(&self, py: Python<'_>, table: Plain<TableSchema>) -> PyResult<u32> {
@@ -199,7 +216,7 @@ impl NativeStore {
     ) -> PyResult<()> {
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-            let mut engine = self.engine.lock()?;
+            let mut engine = self.locked()?;
             let engine = opened(&mut engine)?;
             now.map_or(Ok(()), |_| engine.check_writable())?;
             engine.single()?.by_number()?.translate(plan, bags, how, rows)
@@ -264,7 +281,7 @@ impl NativeStore {
         is_training: bool,
     ) -> PyResult<Option<u64>> {
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            let mut engine = self.engine.lock()?;
+            let mut engine = self.locked()?;
             let token = opened(&mut engine)?.engine_mut().lookup(plan, bags, out, is_training)?;
             Ok(token.map(BatchToken::number))
         })
@@ -562,35 +579,22 @@ impl NativeStore {
         placements: Vec<(Vec<u32>, PathBuf)>,
         codecs: Vec<(u32, String)>,
     ) -> PyResult<Plain<Report>> {
-        let mut raised: Option<PyErr> = None;
-        let mut report_progress = |done: u64, total: u64| {
-            let Some(progress) = &progress else { return true };
-            let called = attached(|py| progress.call1(py, (done, total)).map(drop));
-            raised = called.err();
-            raised.is_none()
-        };
+        let mut told = Progress::new(progress);
+        let mut tell = |done: u64, total: u64| told.tell(done, total).is_ok();
         let result = self.with(py, |engine| {
-            let (parts, progress) = (borrowed(&attachments), &mut report_progress);
-            let layout = read_layout(&placements, &codecs)?;
-            let find_by = FindBy::from_name(changes)?;
-            let report = match base {
-                None => engine.engine_mut().publish_placed(&path, layout, &parts, progress)?,
-                Some(_) if !layout.placed.is_empty() => {
-                    return Err(Error::unsupported("a delta cannot have placements")
-                        .with("remedy", "publish in full, with the placement"));
-                }
-                Some(_) if !codecs.is_empty() => {
-                    return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
-                        .with("remedy", "leave the codec out, or publish in full"));
-                }
-                Some(base) => {
-                    let base = open_base(&base, find_by)?;
-                    engine.engine_mut().publish_delta(&path, base, &parts, progress)?
-                }
+            let (parts, tell) = (borrowed(&attachments), &mut tell);
+            let report = if let Some(base) = base {
+                check_plain(&placements, &codecs)?;
+                let base = open_base(&base, FindBy::from_name(changes)?)?;
+                engine.engine_mut().publish_delta(&path, base, &parts, tell)?
+            } else {
+                FindBy::from_name(changes)?;
+                let layout = read_layout(&placements, &codecs)?;
+                engine.engine_mut().publish_placed(&path, layout, &parts, tell)?
             };
             Ok(Plain(report))
         });
-        raised.map_or(result, Err)
+        told.finish(result)
     }
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {
@@ -676,7 +680,7 @@ impl NativeStore {
         run(py, || {
             // What a forked child has of a store is closed already: it was never open there.
             if self.engine.is_here() {
-                drop(self.engine.lock()?.take());
+                drop(self.locked()?.take());
             }
             Ok(())
         })

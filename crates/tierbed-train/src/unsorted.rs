@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
-use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_io::sorter::{ExternalSorter, SorterOptions};
 use tierbed_io::Folder;
 use tierbed_snapshot::{BaseChain, PageLayout, Report, SnapshotWriter};
 
@@ -103,14 +103,13 @@ impl UnsortedRows {
         Ok(Self { writer, sorter, dims, payload: vec![0; payload_bytes], pushed: 0 })
     }
 
-    /// Returns the most memory that sorting may need at least, below which [`new`](Self::new) is
-    /// refused, for rows of at most `weight_bytes`.
-    pub(crate) fn sort_bytes_min(weight_bytes: usize) -> u64 {
-        MEMORY_BYTES_MIN.max(ExternalSorter::memory_bytes_min(KEY_BYTES + weight_bytes))
-    }
-
     pub(crate) fn dim_of(&self, table: TableId) -> usize {
         self.dims[table.0 as usize]
+    }
+
+    /// Returns how many rows were added.
+    pub(crate) fn pushed(&self) -> u64 {
+        self.pushed
     }
 
     /// Adds a row, as it was used `count` times.

@@ -234,6 +234,15 @@ impl AutoEngine {
         Ok(&mut windowed.engine)
     }
 
+    /// Returns the engine that can publish while it trains; `None` along a plan, and before
+    /// anything was written.
+    pub fn background_mut(&mut self) -> Option<&mut WindowEngine> {
+        match &mut self.state {
+            State::Windowed(windowed) if !windowed.is_untouched => Some(&mut windowed.engine),
+            _ => None,
+        }
+    }
+
     pub(crate) fn planned_mut(&mut self) -> Option<&mut Planned> {
         match &mut self.state {
             State::Planned(planned) => Some(planned),

@@ -40,6 +40,7 @@ use crate::auto::moving::has_moved;
 use crate::auto::options::OrderConfig;
 use crate::engine::PlanFollower;
 use crate::folders::check_folder;
+use crate::window::WindowEngine;
 use shard_set::ShardSet;
 
 /// Training on one shard or several. Calls need `&mut`: one at a time, in a fixed order, so that
@@ -209,6 +210,15 @@ impl ShardedEngine {
     #[must_use]
     pub fn over(engine: AutoEngine) -> Self {
         Self { shards: Shards::One(Box::new(engine)), look: None }
+    }
+
+    /// Returns the engine that can publish while it trains; `None` where there are several, and
+    /// where [`AutoEngine::background_mut`] has none.
+    pub fn background_mut(&mut self) -> Option<&mut WindowEngine> {
+        match (&mut self.shards, &self.look) {
+            (Shards::One(engine), None) => engine.background_mut(),
+            _ => None,
+        }
     }
 
     /// Returns the engine of a store of one shard, for what several cannot do.

@@ -17,24 +17,22 @@ use std::sync::Arc;
 
 use roaring::RoaringTreemap;
 use tierbed_core::store::{Attachment, RowWrite};
-use tierbed_core::{
-    Error, Reservation, Result, RowId, RowKey, RowStore, Schema, TableId, TableSchema, TrainStore,
-};
-use tierbed_kernels::init_record;
+use tierbed_core::{Error, Reservation, Result, RowId, RowKey, Schema, TableId, TrainStore};
 use tierbed_snapshot::Report;
 
 use crate::unsorted::{show, UnsortedRows};
 use crate::window::changes_file::Rows;
 use crate::window::comparer::{ComparedTable, StoredRow};
+use crate::window::noted::read_noted;
 use crate::window::publish::PublishProgress;
 
-/// How much of a publish is copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copied {
-    /// Rows looked at.
-    pub row_count: u64,
-    /// Rows to look at in all.
-    pub total: u64,
+/// A publish that was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// What was written.
+    pub report: Report,
+    /// Whether it is a delta.
+    pub is_delta: bool,
 }
 
 /// The rows of a store as they were when a publish began.
@@ -48,7 +46,7 @@ pub struct FrozenRows {
     /// Why a row could not be copied before it was written.
     failed: Option<Error>,
     attachments: Vec<(String, Vec<u8>)>,
-    _memory: Reservation,
+    _memory: [Reservation; 2],
 }
 
 /// What is frozen, and where it goes.
@@ -58,7 +56,7 @@ pub(crate) struct Freezing {
     pub(crate) noted: Option<Rows>,
     pub(crate) rows: UnsortedRows,
     pub(crate) attachments: Vec<(String, Vec<u8>)>,
-    pub(crate) memory: Reservation,
+    pub(crate) memory: [Reservation; 2],
 }
 
 impl FrozenRows {
@@ -72,9 +70,8 @@ impl FrozenRows {
         Self { schema, pending, total, is_delta, rows, failed, attachments, _memory: memory }
     }
 
-    pub(crate) fn copied(&self) -> Copied {
-        let pending: u64 = self.pending.values().map(RoaringTreemap::len).sum();
-        Copied { row_count: self.total - pending, total: self.total }
+    pub(crate) fn is_copied(&self) -> bool {
+        self.failed.is_none() && self.pending.is_empty()
     }
 
     /// Copies those of `rows` that were not copied yet, which are about to be written. What fails
@@ -92,27 +89,35 @@ impl FrozenRows {
         }
     }
 
-    /// Copies the next rows, at most `row_count`.
+    /// Copies the next rows, at most `row_count`, and tells `progress`, where copying is a half.
     ///
     /// # Errors
-    /// Those of the store and of the folder, also of a row that was to be copied before a step.
-    pub(crate) fn copy(&mut self, store: &mut dyn TrainStore, row_count: usize) -> Result<()> {
+    /// Those of the store and of the folder, also of a row that was to be copied before a step;
+    /// `Closed` when `progress` stops it.
+    pub(crate) fn copy(
+        &mut self,
+        store: &mut dyn TrainStore,
+        row_count: usize,
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<()> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        while let Some(mut first) = self.pending.first_entry() {
-            let table = TableId(*first.key());
-            let rows = first.get_mut();
-            let keys = rows.iter().take(row_count).map(|row| RowKey::new(table, RowId(row)));
-            let keys: Vec<RowKey> = keys.collect();
-            let Some(last) = keys.last() else {
-                first.remove();
-                continue;
-            };
+        self.copy_next(store, row_count)?;
+        self.pending.retain(|_, rows| !rows.is_empty());
+        let pending: u64 = self.pending.values().map(RoaringTreemap::len).sum();
+        show(progress, (self.total - pending) / 2, self.total)
+    }
+
+    fn copy_next(&mut self, store: &mut dyn TrainStore, row_count: usize) -> Result<()> {
+        let Some((&table, rows)) = self.pending.iter_mut().next() else { return Ok(()) };
+        let table = TableId(table);
+        let keys = rows.iter().take(row_count).map(|row| RowKey::new(table, RowId(row)));
+        let keys: Vec<RowKey> = keys.collect();
+        if let Some(last) = keys.last() {
             rows.remove_range(..=last.row.0);
-            return self.copy_rows(store, table, &keys);
         }
-        Ok(())
+        self.copy_rows(store, table, &keys)
     }
 
     fn copy_rows(
@@ -125,18 +130,16 @@ impl FrozenRows {
             return Ok(());
         }
         let Self { schema, rows, is_delta, .. } = self;
-        let shape = schema.table(table)?;
-        let compared = ComparedTable { id: table, schema: shape };
+        let table = ComparedTable { id: table, schema: schema.table(table)? };
+        let mut push = |count, row, weights: &[u8]| rows.push(table.id, row, count, weights);
+        if *is_delta {
+            return read_noted(store, table, keys, &mut push);
+        }
         store.read(keys, &mut |at, record| {
-            let Some(&RowKey { row, .. }) = keys.get(at) else { panic!("a row not asked for") };
-            match record {
-                Some(record) => {
-                    let StoredRow { count, weights, .. } = StoredRow::of(compared, row, record)?;
-                    rows.push(table, row, count, weights)
-                }
-                None if *is_delta => rows.push(table, row, 0, &initial_weights(shape, row)),
-                None => Ok(()),
-            }
+            let Some(record) = record else { return Ok(()) };
+            let Some(key) = keys.get(at) else { panic!("a row that was not asked for") };
+            let StoredRow { count, weights, .. } = StoredRow::of(table, key.row, record)?;
+            push(count, key.row, weights)
         })
     }
 
@@ -144,13 +147,16 @@ impl FrozenRows {
     ///
     /// # Errors
     /// As [`WindowEngine::publish`](crate::window::WindowEngine::publish).
-    pub fn finish(self, progress: &mut PublishProgress<'_>) -> Result<Report> {
-        assert!(self.failed.is_none(), "a publish that failed is not finished");
-        assert!(self.pending.values().all(RoaringTreemap::is_empty), "rows were not copied");
+    pub fn finish(self, progress: &mut PublishProgress<'_>) -> Result<Finished> {
+        assert!(self.is_copied(), "rows were not copied");
         let attachments: Vec<Attachment<'_>> =
             self.attachments.iter().map(|(name, bytes)| Attachment { name, bytes }).collect();
-        let total = self.rows.pushed();
-        self.rows.finish(&attachments, &mut |written| show(progress, written, total))
+        let (copied, total) = (self.rows.pushed(), self.total);
+        let report = self.rows.finish(&attachments, &mut |written| match written == copied {
+            true => show(progress, total, total),
+            false => show(progress, (total + written) / 2, total),
+        })?;
+        Ok(Finished { report, is_delta: self.is_delta })
     }
 }
 
@@ -169,11 +175,4 @@ fn all_rows(schema: &Schema) -> Rows {
 fn is_published(schema: &Schema, table: u32) -> bool {
     let table = schema.table(TableId(table));
     table.is_ok_and(|table| !tierbed_vocab::is_free_table(&table.name))
-}
-
-fn initial_weights(table: &TableSchema, row: RowId) -> Vec<u8> {
-    let mut record = vec![0.0f32; table.record_words()];
-    init_record(table, row.0, &mut record);
-    record.truncate(table.dim as usize);
-    bytemuck::cast_slice(&record).to_vec()
 }

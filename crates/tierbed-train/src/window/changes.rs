@@ -37,6 +37,9 @@ const ASIDE_SHARE: u64 = 8;
 /// A list of numbers that grows may have twice the memory it needs, and so may what is joined.
 const GROWTH: u64 = 4;
 
+/// Stands for what is being published: no identity has these letters.
+const UNNAMED: &str = "------------------------";
+
 const NOT_PUBLISHED: &str = "nothing is known of what was written since";
 const DROPPED: &str = "the changed rows needed more than their share of the budget";
 const DAMAGED: &str = "the list of changed rows in the last checkpoint was damaged";
@@ -159,7 +162,11 @@ impl Changes {
             changes.counts.sets_dropped += 1;
         } else {
             match decode(&bytes, schema) {
-                Ok(sets) => changes.sets = sets,
+                Ok(sets) => {
+                    changes.sets = sets;
+                    // A publish that the process did not live to end.
+                    changes.forget_begun();
+                }
                 Err(_) => changes.is_damaged = true,
             }
         }
@@ -242,6 +249,29 @@ impl Changes {
         self.bound();
     }
 
+    /// Begins a set: what is being published will hold every row as it is now. Until it is
+    /// [`named`](Self::name_begun) no delta is made against it.
+    pub(crate) fn begin(&mut self, room: Room<'_>) {
+        self.published(UNNAMED, room);
+    }
+
+    /// Names what was being published.
+    pub(crate) fn name_begun(&mut self, identity: &str) {
+        if let Some(set) = self.sets.iter_mut().rfind(|set| set.since == UNNAMED) {
+            identity.clone_into(&mut set.since);
+        }
+    }
+
+    /// Joins the set of what was being published, and failed, to the one before.
+    pub(crate) fn forget_begun(&mut self) {
+        self.settle();
+        let Some(at) = self.sets.iter().rposition(|set| set.since == UNNAMED) else { return };
+        let begun = self.sets.remove(at);
+        if let Some(before) = at.checked_sub(1).and_then(|at| self.sets.get_mut(at)) {
+            before.join(begun.into_rows());
+        }
+    }
+
     /// Finds the sets since what has any of these identities.
     pub(crate) fn since(&mut self, identities: &[String]) -> Since<usize> {
         self.settle();
@@ -301,9 +331,11 @@ impl Changes {
                 None => waiting.len(),
             }
         });
+        let bases = self.sets.iter().map(|set| &set.since).filter(|since| *since != UNNAMED);
+        let bases: Vec<String> = bases.cloned().collect();
         ChangeStats {
-            base_count: self.sets.len() as u64,
-            bases: self.sets.iter().map(|set| set.since.clone()).collect(),
+            base_count: bases.len() as u64,
+            bases,
             row_count: rows.map(RoaringTreemap::len).sum::<u64>() + fresh.sum::<u64>(),
             set_bytes: self.sets.iter().map(ChangeSet::bytes).sum(),
             ..self.counts.clone()

@@ -5,6 +5,8 @@
 //! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
 //! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
 
+
+pub mod background;
 mod backends;
 pub(crate) mod changes;
 pub(crate) mod changes_file;
@@ -17,6 +19,7 @@ pub(crate) mod noted;
 pub mod options;
 pub mod prefetch;
 pub mod publish;
+pub mod publish_background;
 pub(crate) mod publish_delta;
 pub mod row_buffer;
 pub mod rows;
@@ -25,9 +28,11 @@ mod tracked;
 pub mod update;
 pub mod vocabularies;
 
+pub use background::{Finished, FrozenRows};
 pub use changes::ChangeStats;
 pub use engine::{WindowEngine, WindowStats};
 pub use options::{Backend, Durability, WindowConfig};
+pub use publish_background::Published;
 pub use publish_delta::{DeltaBase, FindBy};
 pub use row_buffer::{BufferStats, EvictionOrder};
 pub use tierbed_kernels::{Feature, FeatureLayout, Hyper, Kernels, Pooling};

@@ -121,12 +121,16 @@ impl WindowEngine {
     /// Makes errors name a budget that suffices to the end, a publish included: its parts ask for
     /// memory one after the other.
     pub(crate) fn name_least_to_publish(&self) {
+        self.name_least(self.publish_bytes_min() + self.growth_bytes_max());
+    }
+
+    /// Returns the least memory of a publish.
+    pub(crate) fn publish_bytes_min(&self) -> u64 {
         let weight_bytes = |table: &TableSchema| 4 * table.dim as usize;
         let largest = self.schema.tables().iter().map(weight_bytes).max().unwrap_or(0);
         let sorter_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + largest);
         let pages_bytes = (PAGE_BYTES * self.schema.tables().len()) as u64;
-        let publish_bytes = SnapshotWriter::MEMORY_BYTES_MIN + pages_bytes + sorter_bytes;
-        self.name_least(publish_bytes + self.growth_bytes_max());
+        SnapshotWriter::MEMORY_BYTES_MIN + pages_bytes + sorter_bytes
     }
 
     // Brings the written rows of `table` into the order of pages; returns them and their number.

@@ -14,7 +14,8 @@ use tierbed_io::Folder;
 use tierbed_snapshot::delta::check_successor;
 use tierbed_snapshot::{BaseChain, PageLayout, Report, Snapshot, SnapshotOptions};
 
-use crate::window::changes::{DeltaCount, Since};
+use crate::window::changes::{Changes, DeltaCount, Since};
+use crate::window::changes_file::Rows;
 use crate::window::comparer::{ChangeSink, ComparedTable, Comparer, StoredRow};
 use crate::window::engine::WindowEngine;
 use crate::window::noted::visit_noted;
@@ -123,9 +124,33 @@ impl OpenBase {
         &self,
         since: impl FnOnce(&[String]) -> Result<Since<T>>,
     ) -> Result<Found<T>> {
+        self.find_as(self.given.find_by, since)
+    }
+
+    fn find_as<T>(
+        &self,
+        find_by: FindBy,
+        since: impl FnOnce(&[String]) -> Result<Since<T>>,
+    ) -> Result<Found<T>> {
         let mut identities = vec![self.chain.identity()?];
         identities.extend(self.chain.delta_identity()?);
-        self.given.find_by.decide(|| since(&identities))
+        find_by.decide(|| since(&identities))
+    }
+
+    /// Returns the rows noted since the base, by table.
+    ///
+    /// # Errors
+    /// `Invalid` when they are not known.
+    pub(crate) fn noted_in(&self, changes: &mut Changes) -> Result<Rows> {
+        let mut tracked = self.given.find_by;
+        if tracked == FindBy::Auto {
+            tracked = FindBy::Tracked;
+        }
+        let found = self.find_as(tracked, |identities| Ok(changes.rows_since(identities)))?;
+        found.noted.ok_or_else(|| {
+            Error::unsupported("comparing all rows with a snapshot needs training to stand still")
+                .with("remedy", "publish in the foreground, or with changes=\"tracked\"")
+        })
     }
 
     /// Opens the snapshot, to compare rows with its own.

@@ -4,15 +4,19 @@ use std::path::Path;
 
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowWrite, ScanSink};
-use tierbed_core::{Budget, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
+use tierbed_core::{Budget, Error, ErrorKind, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
 
-use super::changes::{Changes, Room};
+use super::background::{Finished, FrozenRows};
+use super::changes::{Changes, DeltaCount, Room};
 use super::changes_file::CHANGES;
+use super::publish::PublishProgress;
 
 /// The store below, and the rows written to it since something was published.
 pub(crate) struct TrackedStore {
     below: Box<dyn TrainStore>,
     pub(crate) changes: Changes,
+    /// Rows that are being published as they were.
+    pub(crate) frozen: Option<FrozenRows>,
     /// Whether commits keep the changes: not where there is one for every step.
     is_kept: bool,
 }
@@ -29,7 +33,45 @@ impl TrackedStore {
     ) -> Result<Self> {
         let attachment = below.attachment(CHANGES);
         let changes = Changes::open(attachment, below.schema(), Room::of(budget))?;
-        Ok(Self { below, changes, is_kept })
+        Ok(Self { below, changes, frozen: None, is_kept })
+    }
+}
+
+impl TrackedStore {
+    /// Copies the next rows that are being published, and hands them out when they are all copied.
+    ///
+    /// # Errors
+    /// `Closed` when there are none, and when `progress` stopped it; those of [`FrozenRows::copy`].
+    /// All of them end the publish.
+    pub(crate) fn copy_frozen(
+        &mut self,
+        row_count: usize,
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Option<FrozenRows>> {
+        let Some(frozen) = &mut self.frozen else {
+            return Err(Error::new(ErrorKind::Closed, "no publish of this store is under way")
+                .with("remedy", "begin it again, into an empty folder"));
+        };
+        let copied = frozen.copy(self.below.as_mut(), row_count, progress);
+        if let Err(error) = copied {
+            self.end_frozen(None);
+            return Err(error);
+        }
+        Ok(if frozen.is_copied() { self.frozen.take() } else { None })
+    }
+
+    /// Ends a publish of frozen rows: `None` where it failed.
+    pub(crate) fn end_frozen(&mut self, finished: Option<&Finished>) {
+        self.frozen = None;
+        match finished {
+            None => self.changes.forget_begun(),
+            Some(Finished { report, is_delta }) => {
+                self.changes.name_begun(&report.identity);
+                if *is_delta {
+                    self.changes.count_delta(DeltaCount::NOTED);
+                }
+            }
+        }
     }
 }
 
@@ -61,6 +103,9 @@ impl TrainStore for TrackedStore {
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        if let Some(frozen) = &mut self.frozen {
+            frozen.copy_before(self.below.as_mut(), rows);
+        }
         // Before: a write that fails may have written some of them.
         self.changes.note(rows);
         self.below.write(rows)
