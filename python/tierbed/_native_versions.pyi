@@ -1,6 +1,7 @@
-"""Functions of the native module for versions at a location. A stub: there is no such module.
+"""Functions of the native module that publish beside training, and for versions at a location.
+A stub: there is no such module.
 
-They return structs of ``tierbed_remote``: Listing, Head, Pushed, Pulled, Pruned. A push expects
+The latter return structs of ``tierbed_remote``: Listing, Head, Pushed, Pulled, Pruned. A push expects
 ``"anything"``, ``"nothing"`` or ``{"head": head}``; a pull wants ``{"channel": name}`` or
 ``{"version": seq}``.
 """
@@ -8,8 +9,12 @@ They return structs of ``tierbed_remote``: Listing, Head, Pushed, Pulled, Pruned
 from collections.abc import Callable
 from typing import Any
 
+from tierbed._native import NativeStore
+
 __all__ = [
+    "begin_publish",
     "channel_head",
+    "finish_publish",
     "list_versions",
     "pin_version",
     "promote_channel",
@@ -22,6 +27,15 @@ __all__ = [
 ]
 
 _Told = Callable[[int, int], None] | None
+
+def begin_publish(
+    store: NativeStore, path: str, attachments: list[tuple[str, bytes]], base: list[str] | None,
+    changes: str, placements: list[tuple[list[int], str]], codecs: list[tuple[int, str]],
+) -> bool:
+    """Freezes what the tables are now; whether the store can publish while it trains."""
+
+def finish_publish(store: NativeStore, progress: _Told) -> dict[str, Any]:
+    """Copies what was frozen, while others use the store, and writes it; returns a report."""
 
 def published_identity(folder: str) -> dict[str, Any]: ...
 def list_versions(location: str) -> dict[str, Any]: ...

@@ -267,15 +267,19 @@ class PublisherStats:
         delta_count: Deltas pushed.
         failure_count: Publishes and pushes that failed.
         bytes_pushed: Bytes of all versions pushed.
-        pause_s: How long training stood still for the last publish, in seconds.
+        pause_s: How long training stood still for the last publish, in seconds: until the version
+            was written, or until it could be beside training.
         pause_s_max: The longest of these pauses.
         pause_s_sum: All of them together.
         upload_s: How long the last push took, beside training, in seconds.
         freshness_s: Seconds since the step whose rows and model the channel has; None before the
             first version is there.
         steps_behind: Steps since that one.
+        is_writing: Whether a version is being written while training goes on.
         is_uploading: Whether a version is on its way.
         full_reason: Why the last whole version was one.
+        foreground_reason: Why training stood still until the last version was written, where it
+            need not by the publisher's options; None where it did not.
         last_error: Why the last publish or push failed; None once one has succeeded since.
     """
 
@@ -291,6 +295,8 @@ class PublisherStats:
     upload_s: float
     freshness_s: float | None
     steps_behind: int
+    is_writing: bool
     is_uploading: bool
     full_reason: str | None
+    foreground_reason: str | None
     last_error: str | None

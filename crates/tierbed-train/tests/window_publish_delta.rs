@@ -24,7 +24,7 @@ use tierbed_snapshot::delta::apply_delta;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, TableCodecs};
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{DeltaBase, FindBy, Translate, SHARED_ROW};
+use tierbed_train::window::{DeltaBase, FindBy, Published, Translate, SHARED_ROW};
 use tierbed_train::window::{Eviction, FeatureLayout, Policy, Pooling, WindowConfig, WindowEngine};
 
 /// Ids are far apart.
@@ -97,6 +97,29 @@ fn publish_by(
     let base = DeltaBase { folder: base.clone(), deltas: Vec::new(), find_by };
     let report = engine.publish_delta(out.clone(), base, &model, &mut |_, _| true);
     (out.clone(), report)
+}
+
+#[test]
+fn a_publish_beside_training_has_the_ids_of_its_step() {
+    let (mut engine, plan) = open(&folder());
+    train(&mut engine, &plan, 0..12);
+    let still = publish(&mut engine, None).0;
+    let out = folder();
+    let model = [Attachment { name: "model", bytes: b"dense" }];
+    let whole = Published::Whole(PageLayout::default());
+    engine.begin_publish(out.clone(), whole, &model).unwrap();
+    let mut step = 12;
+    let rows = loop {
+        train(&mut engine, &plan, step..step + 1);
+        step += 1;
+        if let Some(rows) = engine.copy_published(100, &mut |_, _| true).unwrap() {
+            break rows;
+        }
+    };
+    engine.end_publish(Some(&rows.finish(&mut |_, _| true).unwrap()));
+    assert!(step > 20, "training evicted ids meanwhile");
+    assert!(files(&out) == files(&still), "it mixes steps");
+    delta_upon(&mut engine, &out, &[]);
 }
 
 /// Every file of a folder.

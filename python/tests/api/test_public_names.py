@@ -76,7 +76,7 @@ PARAMETERS = {
     "Store.checkpoint": "self name extra keep capture_rng attachments",
     "Store.publish": "self path model base changes placement codec attachments compiled progress",
     "Publisher": "store model location channel delta_every full_every keep local checkpoint "
-    "placement codec attachments compiled on_error",
+    "placement codec attachments compiled beside_training on_error",
     "Versions.pull": "self to channel version bandwidth progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",

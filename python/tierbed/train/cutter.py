@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -24,7 +27,7 @@ from tierbed.train.publishing import (
 )
 from tierbed.train.store import Store
 
-__all__ = ["Attachments", "Cutter", "Source"]
+__all__ = ["Attachments", "Cutter", "Cutting", "Source"]
 
 Attachments = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]
 
@@ -52,6 +55,34 @@ class Source:
     compiled: Mapping[str, bytes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The step that a version is of.
+
+    Attributes:
+        at_s: When, by a clock that only goes forward.
+        steps: Steps of training before it.
+    """
+
+    at_s: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """A version that is being written while training goes on.
+
+    Attributes:
+        plan: What it is.
+        moment: The step it is of.
+        publish: What writes it.
+    """
+
+    plan: Full | Against
+    moment: Moment
+    publish: Future[SnapshotReport]
+
+
 class Cutter:
     """Writes the versions of a publisher.
 
@@ -64,14 +95,22 @@ class Cutter:
 
     def __init__(self, source: Source, rules: Rules, local: LocalFolder, view: ChannelView) -> None:
         self._source, self._rules, self._local, self._view = source, rules, local, view
+        #: Why training stood still for the last version; None where it did not, or was asked to.
+        self.foreground_reason: str | None = None
 
-    def cut(self, full: bool | None, *, at_s: float, steps: int) -> Cut:
+    def cut(
+        self, full: bool | None, *, at_s: float, steps: int, beside_training: bool
+    ) -> Cut | Cutting:
         """Writes a version of this very step.
 
         Args:
             full: True for a whole one, False for a delta, None as the rules say.
             at_s: When that is.
             steps: Steps so far.
+            beside_training: Whether training may go on meanwhile, where the store can do so.
+
+        Returns:
+            The version, or one that is being written, to be :meth:`finished <finish>`.
 
         Raises:
             InvalidError: A delta was asked for, and there is nothing to make it against.
@@ -80,6 +119,14 @@ class Cutter:
         if self._source.checkpoint is not None:
             self._source.checkpoint()
         plan = Full(reason="it was asked for") if full else self._plan(insists=full is False)
+        moment = Moment(at_s=at_s, steps=steps)
+        if beside_training:
+            self.foreground_reason = None
+            try:
+                return Cutting(plan=plan, moment=moment, publish=self._begin(plan))
+            except (InvalidError, UnsupportedError, CorruptionError) as error:
+                # With training at rest it may work, or will tell what is wrong.
+                self.foreground_reason = str(error)
         try:
             report = self._write(plan, "auto" if full is False else "tracked")
         except (InvalidError, UnsupportedError, CorruptionError) as error:
@@ -88,12 +135,28 @@ class Cutter:
             # A damaged base, or one of other tables: a whole version needs none.
             plan = Full(reason=f"no delta could be made: {error}")
             report = self._write(plan, "auto")
+        return self._kept(plan, moment, report)
+
+    def finish(self, cutting: Cutting) -> Cut:
+        """Waits for a version that is being written.
+
+        Raises:
+            TierbedError: What failed; nothing is left of it.
+        """
+        try:
+            report = cutting.publish.result()
+        except BaseException:
+            self._local.drop(self._local.writing)
+            raise
+        return self._kept(cutting.plan, cutting.moment, report)
+
+    def _kept(self, plan: Full | Against, moment: Moment, report: SnapshotReport) -> Cut:
         return Cut(
             folder=self._local.keep(report.identity),
             report=report,
             full_reason=plan.reason if isinstance(plan, Full) else None,
-            at_s=at_s,
-            steps=steps,
+            at_s=moment.at_s,
+            steps=moment.steps,
         )
 
     def _plan(self, *, insists: bool) -> Full | Against:
@@ -124,7 +187,28 @@ class Cutter:
 
     def _write(self, plan: Full | Against, changes: Literal["auto", "tracked"]) -> SnapshotReport:
         """Publishes into the local folder; what fails leaves nothing there."""
-        given, store, model = self._source.attachments, self._source.store, self._source.model
+        with self._writing() as (out, attachments):
+            store, model = self._source.store, self._source.model
+            base = self._base(plan)
+            if base is not None:
+                return store.publish(
+                    out, model, base=base, changes=changes, attachments=attachments
+                )
+            return store.publish(out, model, attachments=attachments, **self._pages())
+
+    def _begin(self, plan: Full | Against) -> Future[SnapshotReport]:
+        """As :meth:`_write`, while training goes on."""
+        with self._writing() as (out, attachments):
+            store, model = self._source.store, self._source.model
+            base = self._base(plan)
+            if base is not None:
+                return store.publish_async(out, model, base=base, attachments=attachments)
+            return store.publish_async(out, model, attachments=attachments, **self._pages())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[tuple[Path, dict[str, bytes]]]:
+        """Where a version of this step is written, and what goes along with its rows."""
+        given = self._source.attachments
         attachments = dict((given() if callable(given) else given) or {})
         # Training stands still from the step to here, so this is when the step committed.
         attachments.update(self._source.compiled)
@@ -132,18 +216,15 @@ class Cutter:
         out = self._local.writing
         self._local.drop(out)
         try:
-            if isinstance(plan, Full):
-                how = self._source
-                return store.publish(
-                    out,
-                    model,
-                    placement=how.placement,
-                    codec=how.codec,
-                    attachments=attachments,
-                )
-            names = [identity for identity, _ in self._view.chain[: plan.at + 1]]
-            base = [self._local.path / name for name in names]
-            return store.publish(out, model, base=base, changes=changes, attachments=attachments)
+            yield out, attachments
         except BaseException:
             self._local.drop(out)
             raise
+
+    def _base(self, plan: Full | Against) -> list[Path] | None:
+        if isinstance(plan, Full):
+            return None
+        return [self._local.path / identity for identity, _ in self._view.chain[: plan.at + 1]]
+
+    def _pages(self) -> dict[str, Any]:
+        return {"placement": self._source.placement, "codec": self._source.codec}

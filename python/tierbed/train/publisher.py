@@ -18,7 +18,7 @@ from tierbed.placement.files import PlacementFiles, TableCodecs
 from tierbed.results import Channel, PublisherStats, PushedVersion
 from tierbed.serve.versions import Versions
 from tierbed.train.channel import ChannelView, Cut, Target
-from tierbed.train.cutter import Attachments, Cutter, Source
+from tierbed.train.cutter import Attachments, Cutter, Cutting, Source
 from tierbed.train.published import Counts
 from tierbed.train.publishing import LocalFolder, Rules
 from tierbed.train.store import Store, compiled_parts
@@ -37,12 +37,13 @@ class Publisher:
     """Publishes a model while it trains: rows and dense weights of the same step.
 
     :meth:`step` behind each optimizer step returns at once, unless a version is due. Then training
-    stands still while the version is written to ``local``, and goes on while it travels to
-    ``location``. A delta is written against the newest version, and costs what changed since;
-    :mod:`tierbed.train.publishing` says when a whole version comes in its place. What fails is
-    told and done again when the next version is due.
+    waits until memory is written to the store, as for a checkpoint, and goes on while the rows of
+    that step are copied to ``local`` and travel to ``location``. A delta is written against the
+    newest version, and costs what changed since; :mod:`tierbed.train.publishing` says when a whole
+    version comes in its place. What fails is told and done again when the next version is due.
 
-    In forward order versions are cut at ends of epochs. After a restart it goes on with the chain
+    In forward order versions are cut at ends of epochs; there, and with several shards, training
+    stands still until a version is written. After a restart it goes on with the chain
     of the channel.
 
     Args:
@@ -64,6 +65,8 @@ class Publisher:
         codec: As of :meth:`tierbed.Store.publish`.
         attachments: Further named bytes, or a function that returns them for each version.
         compiled: Also compile ``model``, once and now, for servers that predict by ``aoti``.
+        beside_training: Whether training may go on while a version is written; it takes an eighth
+            of the store's memory. :meth:`publish_now` waits in any case.
         on_error: What :meth:`step` does about a version that failed: ``"warn"`` logs it, and
             :meth:`stats` tells it; ``"raise"`` raises it.
 
@@ -103,6 +106,7 @@ class Publisher:
         codec: TableCodecs | None = None,
         attachments: Attachments | None = None,
         compiled: bool = False,
+        beside_training: bool = True,
         on_error: OnPublishError = "warn",
     ) -> None:
         check_word("on_error", on_error, OnPublishError)
@@ -126,7 +130,7 @@ class Publisher:
         self._target = Target(versions=Versions(location), channel=channel, keep_s=keep_s)
         self._local = LocalFolder(place)
         self._store, self._checkpoint = store, checkpoint
-        self._on_error = on_error
+        self._on_error, self._beside_training = on_error, beside_training
         self._pid = os.getpid()
         self._is_closed = False
         self._view = ChannelView(self._target)
@@ -140,9 +144,11 @@ class Publisher:
             compiled=code,
         )
         self._cutter = Cutter(source, self._rules, self._local, self._view)
+        self._cutting: Cutting | None = None
         self._upload: Upload | None = None
         self._unsent: Cut | None = None
         self._served: Cut | None = None
+        self._expected: str | dict[str, Any] = "nothing"
         self._steps = 0
         self._counts = Counts()
         self._pruned_s = -PRUNE_S
@@ -161,12 +167,16 @@ class Publisher:
         """
         self._check_owner()
         self._steps += 1
+        if self._cutting is not None:
+            if self._cutting.publish.done():
+                self._guard(self._finish_cut)
+            return
         if self._upload is not None:
             if self._upload.is_alive():
                 return
             self._guard(self._finish_upload)
         if self._view.lost is None and time.monotonic() >= self._due_s and self._may_cut():
-            self._guard(self._publish)
+            self._guard(lambda: self._publish(beside_training=self._beside_training))
 
     def publish_now(self, full: bool | None = None) -> PushedVersion:
         """Publishes this very step, and waits until the channel is at it.
@@ -224,8 +234,10 @@ class Publisher:
             upload_s=counts.upload_s,
             freshness_s=fresh_s,
             steps_behind=self._steps_behind,
+            is_writing=self._cutting is not None and not self._cutting.publish.done(),
             is_uploading=self._upload is not None and self._upload.is_alive(),
             full_reason=counts.full_reason,
+            foreground_reason=self._cutter.foreground_reason,
             last_error=counts.last_error,
         )
 
@@ -305,28 +317,53 @@ class Publisher:
         every_s = self._rules.every_s
         return float("inf") if every_s is None else now_s + every_s
 
-    def _publish(self, full: bool | None = None) -> None:
+    def _publish(self, full: bool | None = None, *, beside_training: bool = False) -> None:
         """Cuts a version, unless one waits to be pushed again, and sends it off."""
         assert self._upload is None, "one version at a time"
+        assert self._cutting is None, "one version at a time"
         begun_s = time.monotonic()
         self._due_s = self._next_due(begun_s)
         try:
-            expected = self._view.begin(takes_over=bool(full))
-            cut = self._unsent
+            self._expected = self._view.begin(takes_over=bool(full))
+            cut: Cut | Cutting | None = self._unsent
             if cut is None:
-                cut = self._cutter.cut(full, at_s=begun_s, steps=self._steps)
+                cut = self._cutter.cut(
+                    full, at_s=begun_s, steps=self._steps, beside_training=beside_training
+                )
         except BaseException as error:
             self._counts.fail(error)
             raise
         self._counts.pause(time.monotonic() - begun_s)
-        prunes = begun_s >= self._pruned_s + min(PRUNE_S, self._target.keep_s or 0.0)
-        self._pruned_s = begun_s if prunes else self._pruned_s
+        if isinstance(cut, Cutting):
+            self._cutting = cut
+        else:
+            self._send(cut)
+
+    def _finish_cut(self) -> None:
+        """Waits for the version that is being written, and sends it off."""
+        cutting, self._cutting = self._cutting, None
+        assert cutting is not None, "a version is being written"
+        try:
+            cut = self._cutter.finish(cutting)
+        except BaseException as error:
+            self._counts.fail(error)
+            raise
+        self._send(cut)
+
+    def _send(self, cut: Cut) -> None:
+        """Sends a version to where the channel was found to be before it was cut."""
+        now_s = time.monotonic()
+        prunes = now_s >= self._pruned_s + min(PRUNE_S, self._target.keep_s or 0.0)
+        self._pruned_s = now_s if prunes else self._pruned_s
         self._view.pushing(cut)
+        expected = self._expected
         self._upload = Upload(cut, self._target, self._local, expected=expected, prunes=prunes)
         self._upload.start()
 
     def _wait(self) -> PushedVersion | None:
         """Waits for what is on its way; None when nothing is."""
+        if self._cutting is not None:
+            self._finish_cut()
         return None if self._upload is None else self._finish_upload()
 
     def _finish_upload(self) -> PushedVersion:

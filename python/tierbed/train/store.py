@@ -11,6 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ from tierbed.placement.files import (
 )
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
+from tierbed.train.background import Request, publish_async
 from tierbed.train.store_rows import StoreRows
 
 if TYPE_CHECKING:
@@ -589,22 +591,100 @@ class Store(StoreRows):
                 takes some seconds; its result among ``attachments`` does for several versions.
             progress: Called with (rows done, rows in all).
         """
+        request = self._request(
+            path, model, base, changes, placement, codec, attachments, compiled=compiled
+        )
+        written = self._native.publish(
+            request.path,
+            request.attachments,
+            progress,
+            request.base,
+            request.changes,
+            request.placements,
+            request.codecs,
+        )
+        return SnapshotReport(**written)
+
+    def publish_async(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module | None = None,
+        *,
+        base: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        placement: PlacementFiles | None = None,
+        codec: TableCodecs | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        compiled: bool = False,
+        progress: Progress | None = None,
+    ) -> Future[SnapshotReport]:
+        """As :meth:`publish`, while training goes on: what is written is the step of this call.
+
+        Training waits until what memory holds is written to the store, as for a checkpoint. Then
+        a thread copies rows, some at a time, and a step that changes a row which was not copied
+        yet copies the old one first. It takes an eighth of the memory budget. A delta needs the
+        changed rows to be known (``changes="tracked"`` of :meth:`publish`).
+
+        Args:
+            path: A new folder.
+            model: As of :meth:`publish`.
+            base: As of :meth:`publish`.
+            placement: As of :meth:`publish`.
+            codec: As of :meth:`publish`.
+            attachments: As of :meth:`publish`.
+            compiled: As of :meth:`publish`.
+            progress: Called with (rows done, rows in all) by that thread.
+
+        Returns:
+            What :meth:`publish` returns, once all is written; :meth:`close` ends it with a
+            :class:`ClosedError`.
+
+        Raises:
+            UnsupportedError: The store follows a plan, has several shards, or nothing was written
+                to it yet.
+            InvalidError: Another one is under way, or changes since ``base`` are not known.
+
+        Examples:
+            >>> store = tb.Store.open("run/store", dram_budget="16MiB")
+            >>> tables = [tb.EmbeddingBagConfig(name="item", num_embeddings=99, embedding_dim=16)]
+            >>> emb = tb.EmbeddingBagCollection(tables, store=store, optimizer=tb.SGD(lr=0.1))
+            >>> store.write_rows("item", 0, torch.ones(99, 16))
+            >>> publish = store.publish_async("run/snapshot")
+            >>> store.write_rows("item", 0, torch.zeros(99, 16))  # training goes on
+            >>> publish.result().row_count
+            99
+            >>> store.close()
+        """
+        request = self._request(
+            path, model, base, "tracked", placement, codec, attachments, compiled=compiled
+        )
+        return publish_async(self._native, request, progress)
+
+    def _request(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module | None,
+        base: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+        changes: str,
+        placement: PlacementFiles | None,
+        codec: TableCodecs | None,
+        attachments: Mapping[str, bytes] | None,
+        *,
+        compiled: bool,
+    ) -> Request:
         parts = dict(attachments or {})
         if compiled:
             parts.update(compiled_parts(model, self))
         if model is not None:
             parts.update(state.model_attachments(model))
         tables = self.tables()
-        written = self._native.publish(
-            os.fspath(path),
-            sorted(parts.items()),
-            progress,
-            _paths(base),
-            changes,
-            placement_files(placement, tables, self.table_id),
-            table_codecs(codec, [table["name"] for table in tables], self.table_id),
+        return Request(
+            path=os.fspath(path),
+            attachments=sorted(parts.items()),
+            base=_paths(base),
+            changes=changes,
+            placements=placement_files(placement, tables, self.table_id),
+            codecs=table_codecs(codec, [table["name"] for table in tables], self.table_id),
         )
-        return SnapshotReport(**written)
 
     def verify(self) -> int:
         """Checks every checksum, kept checkpoints too, and returns the number of pages checked.
