@@ -115,6 +115,7 @@ fn copy_some(
     tell: &mut PublishProgress<'_>,
 ) -> Result<Option<FrozenRows>> {
     let engine = opened(engine)?.background_mut();
-    let engine = engine.ok_or_else(|| Error::new(ErrorKind::Closed, "the store changed its order"))?;
+    let engine =
+        engine.ok_or_else(|| Error::new(ErrorKind::Closed, "the store changed its order"))?;
     engine.copy_published(COPY_ROWS, tell)
 }

@@ -20,8 +20,8 @@ use tierbed_train::{
     Access, Answer, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine,
 };
 
-use crate::ending::attached;
 use crate::background::check_plain;
+use crate::ending::attached;
 use crate::errors::{run, to_python};
 use crate::folders::{open_base, read_layout};
 use crate::plain::Plain;

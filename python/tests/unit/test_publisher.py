@@ -8,139 +8,23 @@ import json
 import os
 import pickle
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from publisher_kit import DIM, SIZES, Clock, Served, Training, rows_of
 
 import tierbed as tb
 from tierbed import _native
 from tierbed.data import BatchOrder
 from tierbed.serve import Server
-from tierbed.train import publisher as publisher_module
-
-SIZES = {"user": 20_000, "item": 10_000}
-DIM = 16
-
-
-class Clock:
-    """The time of publishers."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(publisher_module, "time", clock)
-    return clock
-
-
-class Training:
-    """A model that trains, and what it was after each step."""
-
-    def __init__(self, folder: Path, *, batch: int = 8, **options: Any) -> None:
-        self.folder, self.batch = folder, batch
-        self.location = folder / "models" / "ads"
-        options = {"dram_budget": "32MiB", "order": "window", **options}
-        self.store = tb.Store.open(folder / "store", **options)
-        tables = [
-            tb.EmbeddingBagConfig(name=name, num_embeddings=size, embedding_dim=DIM)
-            for name, size in SIZES.items()
-        ]
-        self.emb = tb.EmbeddingBagCollection(
-            tables, store=self.store, optimizer=tb.RowWiseAdagrad(lr=0.1)
-        )
-        self.dense = torch.nn.Linear(2, 1)
-        extra = self.store.load_extra()
-        self.steps = 0
-        if self.store.last_checkpoint() is None and options["order"] == "window":
-            # As a model that trained for long: all rows are written.
-            luck = torch.Generator().manual_seed(1)
-            for name, size in SIZES.items():
-                self.store.write_rows(name, 0, torch.randn(size, DIM, generator=luck))
-        if extra is not None:
-            self.steps = int(extra["step"])
-            self.dense.load_state_dict(extra["dense"])
-        self.was: dict[int, dict[str, torch.Tensor]] = {}
-
-    def draw(self, at: int) -> tb.KeyedJaggedTensor:
-        luck = torch.Generator().manual_seed(at)
-        values = [torch.randint(0, size, (self.batch,), generator=luck) for size in SIZES.values()]
-        return tb.KeyedJaggedTensor(
-            list(SIZES), torch.cat(values), lengths=torch.ones(2 * self.batch, dtype=torch.int64)
-        )
-
-    def train_on(self, batch: tb.KeyedJaggedTensor) -> None:
-        self.emb(batch).values().pow(2).add(0.1).sum().backward()
-        with torch.no_grad():
-            for weight in self.dense.parameters():
-                weight.add_(0.01)
-        self.steps += 1
-
-    def step(self) -> None:
-        self.train_on(self.draw(self.steps))
-
-    def note(self) -> None:
-        """Remembers the state of this step."""
-        rows = {name: self.store.read_rows(name, 0, size) for name, size in SIZES.items()}
-        self.was[self.steps] = rows | {"dense": self.dense.weight.detach().clone()}
-
-    def checkpoint(self) -> None:
-        extra = {"step": self.steps, "dense": self.dense.state_dict()}
-        self.store.checkpoint(f"step-{self.steps}", extra=extra)
-
-    def publisher(self, **options: Any) -> tb.Publisher:
-        options = {"attachments": lambda: {"step": str(self.steps).encode()}, **options}
-        return tb.Publisher(self.store, self.dense, self.location, **options)
-
-
-class Served:
-    """What a server of a channel would answer from."""
-
-    def __init__(self, training: Training, channel: str = "canary") -> None:
-        scratch = training.folder / "served"
-        shutil.rmtree(scratch, ignore_errors=True)
-        pulled = tb.Versions(training.location).pull(scratch / "pulled", channel=channel)
-        self.folders = [Path(folder) for folder in pulled.folders]
-        whole = self.folders[0]
-        for at, delta in enumerate(self.folders[1:]):
-            tb.Snapshot.apply(whole, delta, scratch / f"whole-{at}")
-            whole = scratch / f"whole-{at}"
-        self.step = int((self.folders[-1] / "att.step").read_bytes())
-        with tb.Snapshot.open(whole) as snapshot:
-            self.rows = rows_of(snapshot)
-            dense = snapshot.attachment("dense.safetensors")
-        assert dense is not None
-        import safetensors.torch
-
-        self.rows["dense"] = safetensors.torch.load(dense)["weight"]
-
-    def check(self, training: Training) -> Served:
-        """Compares with the training's own state at the step that the version names."""
-        wanted = training.was[self.step]
-        for name, rows in wanted.items():
-            assert torch.equal(self.rows[name], rows), f"{name} at step {self.step}"
-        return self
-
-
-def rows_of(snapshot: tb.Snapshot) -> dict[str, torch.Tensor]:
-    ids = [torch.arange(size) for size in SIZES.values()]
-    lengths = torch.ones(sum(SIZES.values()), dtype=torch.int64)
-    everything = [ids[0], ids[1]]
-    found = {}
-    for name, one in zip(SIZES, everything, strict=True):
-        bags = tb.KeyedJaggedTensor([name], one, lengths=lengths[: len(one)])
-        found[name] = snapshot.lookup(bags)[name].clone()
-    return found
+    return Clock.of_publishers(monkeypatch)
 
 
 @pytest.fixture
@@ -168,93 +52,6 @@ def test_each_version_is_the_step_that_it_names(training: Training, clock: Clock
     # What was trained since the last version is published at the end.
     assert Served(training).check(training).step == training.steps
     assert publisher.stats().steps_behind == 0
-
-
-def test_training_goes_on_while_a_version_is_written(training: Training, clock: Clock) -> None:
-    with training.publisher(delta_every=60) as publisher:
-        for _ in range(3):
-            training.step()
-            training.note()
-            clock.now_s += 60
-            publisher.step()
-            # These change rows that are being copied, and are not of the version.
-            for _ in range(20):
-                training.step()
-                publisher.step()
-            publisher.promote("stable")
-            assert Served(training).check(training).step == training.steps - 20
-            assert publisher.stats().foreground_reason is None
-    assert publisher.stats().failure_count == 0
-
-
-def test_a_publish_beside_training_is_a_future(training: Training) -> None:
-    training.step()
-    training.note()
-    told: list[tuple[int, int]] = []
-    out = training.folder / "beside"
-    publish = training.store.publish_async(
-        out, training.dense, progress=lambda done, total: told.append((done, total))
-    )
-    for _ in range(20):
-        training.step()
-    assert publish.result().row_count == sum(SIZES.values())
-    assert told == sorted(told)
-    assert told[-1] == (sum(SIZES.values()),) * 2
-    with tb.Snapshot.open(out) as snapshot:
-        found = rows_of(snapshot)
-    for name in SIZES:
-        assert torch.equal(found[name], training.was[1][name])
-    # What changed since is known.
-    delta = training.store.publish_async(training.folder / "delta", base=out).result()
-    assert 0 < delta.row_count <= 20 * 2 * training.batch
-
-
-def test_a_publish_beside_training_ends_with_its_store(training: Training) -> None:
-    training.step()
-    started = threading.Event()
-
-    def wait(done: int, total: int) -> None:
-        started.set()
-        if done < total:
-            time.sleep(0.01)
-
-    out = training.folder / "beside"
-    publish = training.store.publish_async(out, progress=wait)
-    assert started.wait(10)
-    with pytest.raises(tb.InvalidError, match="under way"):
-        training.store.publish_async(training.folder / "another")
-    training.store.close()
-    with pytest.raises(tb.errors.ClosedError):
-        publish.result(10)
-    with pytest.raises(tb.InvalidError):
-        tb.Snapshot.open(out)
-
-
-def test_a_callback_that_raises_ends_a_publish_beside_training(training: Training) -> None:
-    training.step()
-
-    def refuse(done: int, total: int) -> None:
-        raise KeyError(f"{done} of {total}")
-
-    with pytest.raises(KeyError):
-        training.store.publish_async(training.folder / "beside", progress=refuse).result()
-    training.step()
-    training.store.publish_async(training.folder / "again").result()
-
-
-def test_along_a_plan_training_stands_still(tmp_path: Path) -> None:
-    with tb.Store.open(tmp_path / "store", dram_budget="16MiB") as store:
-        tables = [tb.EmbeddingBagConfig(name="item", num_embeddings=99, embedding_dim=4)]
-        tb.EmbeddingBagCollection(tables, store=store, optimizer=tb.SGD(lr=0.1))
-        with pytest.raises(tb.UnsupportedError, match="call publish"):
-            store.publish_async(tmp_path / "beside")
-        with tb.Publisher(store, None, tmp_path / "models", delta_every="1ms") as publisher:
-            time.sleep(0.01)
-            publisher.step()
-            publisher.promote("stable")
-            reason = publisher.stats().foreground_reason
-    assert reason is not None
-    assert "only while training stands still" in reason
 
 
 def test_nothing_is_published_before_it_is_due(training: Training, clock: Clock) -> None:

@@ -14,8 +14,8 @@ use tierbed_kernels::init_record;
 use tierbed_snapshot::Report;
 
 use crate::auto::noting::NotingEngine;
-use crate::unsorted::{publish_unsorted, Publication};
 use crate::planned::AnySink;
+use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::changes::DeltaCount;
 use crate::window::changes_file::Rows;
 use crate::window::comparer::{ComparedTable, Comparer, StoredRow};

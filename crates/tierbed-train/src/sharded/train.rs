@@ -26,11 +26,11 @@ use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
 use crate::auto::noting::NotingEngine;
 use crate::auto::part_bags::PartBags;
-use crate::unsorted::{publish_unsorted, Publication};
 use crate::auto::publish_delta::{publish_changes, DeltaTarget};
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::AnySink;
+use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::publish::PublishProgress;
 use crate::window::DeltaBase;
 

@@ -78,10 +78,12 @@ impl FrozenRows {
     /// ends the publish, not the step; see [`copy`](Self::copy).
     pub(crate) fn copy_before(&mut self, store: &mut dyn TrainStore, rows: &[RowWrite<'_>]) {
         for same in rows.chunk_by(|a, b| a.key.table == b.key.table) {
-            let Some(table) = same.first().map(|row| row.key.table) else { continue };
-            let Some(pending) = self.pending.get_mut(&table.0) else { continue };
-            let keys = same.iter().map(|row| row.key);
-            let keys: Vec<RowKey> = keys.filter(|key| pending.remove(key.row.0)).collect();
+            let [first, ..] = same else { panic!("a group without rows") };
+            let table = first.key.table;
+            let is_pending = |key: &RowKey| {
+                self.pending.get_mut(&table.0).is_some_and(|rows| rows.remove(key.row.0))
+            };
+            let keys: Vec<RowKey> = same.iter().map(|row| row.key).filter(is_pending).collect();
             if let Err(error) = self.copy_rows(store, table, &keys) {
                 self.failed = Some(error);
                 self.pending.clear();

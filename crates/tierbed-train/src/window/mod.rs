@@ -5,9 +5,8 @@
 //! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
 //! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
 
-
-pub mod background;
 mod backends;
+pub mod background;
 pub(crate) mod changes;
 pub(crate) mod changes_file;
 pub mod checkpoint;

@@ -71,7 +71,8 @@ impl WindowEngine {
         self.name_least(bytes + self.growth_bytes_max());
         let reservation = self.budget.reserve("publish", bytes)?;
         let memory = Budget::new(bytes);
-        let noted_bytes: usize = noted.iter().flatten().map(|(_, rows)| rows.serialized_size()).sum();
+        let noted_bytes: usize =
+            noted.iter().flatten().map(|(_, rows)| rows.serialized_size()).sum();
         let noted_memory = memory.reserve("changed rows", 2 * noted_bytes as u64)?;
         let publication = Publication {
             schema: self.schema.as_ref().clone(),

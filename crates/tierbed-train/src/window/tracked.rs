@@ -4,7 +4,9 @@ use std::path::Path;
 
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowWrite, ScanSink};
-use tierbed_core::{Budget, Error, ErrorKind, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
+use tierbed_core::{
+    Budget, Error, ErrorKind, Result, RowStore, Schema, TableId, TableSchema, TrainStore,
+};
 
 use super::background::{Finished, FrozenRows};
 use super::changes::{Changes, DeltaCount, Room};
