@@ -1,8 +1,8 @@
 """Functions of the native module: publishing beside training, and versions at a location.
 
-A stub: there is no such module. The latter return structs of ``tierbed_remote``: Listing, Head, Pushed, Pulled, Pruned. A push
-expects ``"anything"``, ``"nothing"`` or ``{"head": head}``; a pull wants ``{"channel": name}`` or
-``{"version": seq}``.
+A stub: there is no such module. The latter return structs of ``tierbed_remote``: Listing, Head,
+Pushed, Pulled, Pruned. A push expects ``"anything"``, ``"nothing"`` or ``{"head": head}``; a pull
+wants ``{"channel": name}`` or ``{"version": seq}``.
 """
 
 from collections.abc import Callable
