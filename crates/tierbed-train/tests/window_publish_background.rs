@@ -175,6 +175,10 @@ fn a_checkpoint_meanwhile_knows_changes_since_the_version_before() {
     let error = reopened.engine.copy_published(5, &mut |_, _| true).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(files(&reopened.publish(Some(&base))) == files(&still), "changes were lost");
+    let out = folder();
+    reopened.begin(&out, Some(&base));
+    reopened.copy_and_train(1000).unwrap();
+    assert!(files(&out) == files(&still), "begun again");
 }
 
 #[test]
@@ -230,13 +234,15 @@ fn a_delta_whose_changes_are_not_known_needs_training_to_stand_still() {
     let base = other.publish(None);
     let mut trainer = Trainer::open(&folder(), &config(Backend::Memory), &job);
     trainer.train(2);
+    let given = |find_by| DeltaBase { find_by, ..since(&base) };
     for (find_by, kind) in
         [(FindBy::Auto, ErrorKind::Invalid), (FindBy::Compared, ErrorKind::Unsupported)]
     {
-        let base = DeltaBase { find_by, ..since(&base) };
-        let begun = trainer.engine.begin_publish(folder(), Published::Delta(base), &[]);
+        let begun = trainer.engine.begin_publish(folder(), Published::Delta(given(find_by)), &[]);
         assert_eq!(begun.unwrap_err().kind(), kind, "{find_by:?}");
     }
     trainer.train(1);
+    let whole = given(FindBy::Compared);
+    trainer.engine.publish_delta(folder(), whole, &MODEL, &mut |_, _| true).unwrap();
     trainer.begin(&folder(), None);
 }

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,9 +22,11 @@ import numpy
 import pytest
 import torch
 
+import tierbed as tb
 from tierbed.cli import main
 from tierbed.cli.serving import ask
 from tierbed.errors import InvalidError
+from tierbed.serve import ServeOptions, Server
 from tierbed.train import Store
 
 SYNTHETIC = ["--format", "synthetic", "--samples", "4000", "--scale", "0.0005"]
@@ -47,6 +50,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert code == 0
     assert tierbed("publish", "--store", folder / "run", "--out", folder / "snapshot") == 0
     return folder
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling takes g++")
+@pytest.mark.slow
+def test_a_model_is_published_compiled(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "compiled"
+    assert tierbed("publish", "--store", run / "run", "--out", out, "--compiled") == 0
+    assert (out / "att.dense.aoti.so").is_file()
+    options = ServeOptions(log_level="off", predict="aoti")
+    with (
+        tb.Snapshot.open(out, dram_budget="8MiB") as snapshot,
+        Server(snapshot, "127.0.0.1:0", options=options) as server,
+    ):
+        assert server.predicts  # "aoti" needs the compiled model
 
 
 def test_training_reports_what_was_promised(run: Path) -> None:

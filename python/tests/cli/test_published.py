@@ -92,6 +92,8 @@ def test_a_version_goes_to_a_folder_or_to_a_location(
     for wrong in (("--out", out, "--delta"), ("--to", place, "--base", out)):
         assert main(["publish", "--store", str(store), *wrong]) == 2
         assert "give --out with --base, or --to with --delta" in capsys.readouterr().err
+    assert main(["publish", "--store", str(store), "--out", out, "--compiled"]) == 2
+    assert "leave out --compiled" in capsys.readouterr().err
     assert publish(capsys, store, "--out", out)["row_count"] == 4000
     base = ("--out", str(tmp_path / "delta"), "--base", out)
     assert publish(capsys, store, *base)["row_count"] == 0

@@ -152,6 +152,10 @@ def publish(
         bool,
         typer.Option("--delta", help="With --to: only what differs from the channel's version."),
     ] = False,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compiled", help="Compile the model too, for servers with --predict aoti."),
+    ] = False,
     codec: Codec = None,
     dram_budget: DramBudget = "1GiB",
     json_path: JsonOut = None,
@@ -165,13 +169,21 @@ def publish(
             "give --out with --base, or --to with --delta"
         )
     model = None
+    if compiled and not (store / RUN_FILE).is_file():
+        raise InvalidError(
+            "a bare store has no model to compile; leave out --compiled, or name the folder of "
+            "tierbed train",
+            {"store": str(store)},
+        )
     if (store / RUN_FILE).is_file():
         opened, model, _ = load_run(store, dram_budget=dram_budget)
     else:
         opened = Store.open(tables_folder(store), dram_budget=dram_budget)
     with opened, Progress("publishing", None, "rows") as bar:
         if out is not None:
-            report = opened.publish(out, model, base=base, codec=codec, progress=bar.set)
+            report = opened.publish(
+                out, model, base=base, codec=codec, compiled=compiled, progress=bar.set
+            )
             result = {**asdict(report), "snapshot": str(out)}
         else:
             assert to is not None, "either was given"
@@ -184,6 +196,7 @@ def publish(
                 full_every=None,
                 keep=None,
                 codec=codec,
+                compiled=compiled,
                 on_error="raise",
             )
             with publisher:
