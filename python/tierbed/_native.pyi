@@ -204,10 +204,10 @@ class GeneratedLog:
 
 def import_tables(
     tables: list[tuple[str, SupportsDLPack]], placements: list[tuple[list[int], str]],
-    codecs: list[tuple[int, str]], out: str, dram_budget_bytes: int,
+    codecs: list[tuple[int, str]], heads: list[tuple[int, str]], out: str, dram_budget_bytes: int,
 ) -> dict[str, Any]:
     """Writes a snapshot of matrices [rows, dim] f32 to ``out``; returns a report. For
-    ``placements`` and ``codecs`` see :meth:`NativeStore.publish`."""
+    ``placements``, ``codecs`` and ``heads`` see :meth:`NativeStore.publish`."""
 
 @final
 class FeaturePlan:
@@ -377,10 +377,12 @@ class NativeStore:
         self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
         base: list[str] | None = None, changes: str = "auto",
         placements: list[tuple[list[int], str]] = ..., codecs: list[tuple[int, str]] = ...,
+        heads: list[tuple[int, str]] = ...,
     ) -> dict[str, Any]:
         """As :meth:`tierbed.Store.publish`; returns a report. ``base`` is the path of a snapshot
         and those of deltas upon it. ``placements`` are ids of tables and the file of their
-        placement, ``codecs`` ids of tables and the codec of each: other tables are f32."""
+        placement, ``codecs`` ids of tables and the codec of each: other tables are f32.
+        ``heads`` are ids of tables with a tail, and rows of the head or ``%`` of those stored."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""

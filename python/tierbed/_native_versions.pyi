@@ -30,6 +30,7 @@ _Told = Callable[[int, int], None] | None
 def begin_publish(
     store: NativeStore, path: str, attachments: list[tuple[str, bytes]], base: list[str] | None,
     changes: str, placements: list[tuple[list[int], str]], codecs: list[tuple[int, str]],
+    heads: list[tuple[int, str]],
 ) -> bool:
     """Freezes what the tables are now; whether the store can publish while it trains."""
 

@@ -41,12 +41,13 @@ fn begin_publish(
     changes: &str,
     placements: Vec<(Vec<u32>, PathBuf)>,
     codecs: Vec<(u32, String)>,
+    heads: Vec<(u32, String)>,
 ) -> PyResult<bool> {
     store.get().with(store.py(), |engine| {
         let published = match base {
-            None => Published::Whole(read_layout(&placements, &codecs)?),
+            None => Published::Whole(read_layout(&placements, &codecs, &heads)?),
             Some(base) => {
-                check_plain(&placements, &codecs)?;
+                check_plain(&placements, &codecs, &heads)?;
                 Published::Delta(open_base(&base, FindBy::from_name(changes)?)?)
             }
         };
@@ -60,10 +61,11 @@ fn begin_publish(
 /// Refuses what a delta cannot have.
 ///
 /// # Errors
-/// `Unsupported` for placements and codecs of its own.
+/// `Unsupported` for placements, codecs and tails of its own.
 pub(crate) fn check_plain(
     placements: &[(Vec<u32>, PathBuf)],
     codecs: &[(u32, String)],
+    heads: &[(u32, String)],
 ) -> Result<()> {
     if !placements.is_empty() {
         return Err(Error::unsupported("a delta cannot have placements")
@@ -72,6 +74,10 @@ pub(crate) fn check_plain(
     if !codecs.is_empty() {
         return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
             .with("remedy", "leave the codec out, or publish in full"));
+    }
+    if !heads.is_empty() {
+        return Err(Error::unsupported("a delta has no tails")
+            .with("remedy", "leave head_rows out, or publish in full"));
     }
     Ok(())
 }

@@ -9,8 +9,8 @@ use tierbed_core::{Budget, Error, Result, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::delta::apply_delta as apply;
 use tierbed_snapshot::{
-    import_tables as import, PageLayout, PlacedTables, PlainTable, Report, Snapshot,
-    SnapshotOptions, TableCodecs,
+    import_tables as import, HeadSize, PageLayout, PlacedTables, PlainTable, Report, Snapshot,
+    SnapshotOptions, TableCodecs, TableHeads,
 };
 use tierbed_train::window::{DeltaBase, FindBy};
 use tierbed_train::Candidate;
@@ -95,6 +95,7 @@ fn import_tables(
     tables: Vec<(String, Bound<'_, PyAny>)>,
     placements: Vec<(Vec<u32>, PathBuf)>,
     codecs: Vec<(u32, String)>,
+    heads: Vec<(u32, String)>,
     out: PathBuf,
     dram_budget_bytes: u64,
 ) -> PyResult<Plain<Report>> {
@@ -109,22 +110,26 @@ fn import_tables(
         .collect();
     run(py, || {
         let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
-        let layout = read_layout(&placements, &codecs)?;
+        let layout = read_layout(&placements, &codecs, &heads)?;
         import(out, &plain, layout, &Budget::new(dram_budget_bytes)).map(Plain)
     })
 }
 
-/// Reads the placement of each group of tables; the others, and they, are kept in `codecs`.
+/// Reads the placement of each group of tables; the others, and they, are kept in `codecs`. Tables
+/// of `heads` have a tail, behind a head of so many rows or `%` of them.
 pub(crate) fn read_layout(
     placements: &[(Vec<u32>, PathBuf)],
     codecs: &[(u32, String)],
+    heads: &[(u32, String)],
 ) -> Result<PageLayout> {
     let read = |(tables, path): &(Vec<u32>, PathBuf)| {
         PlacedTables::read(tables.iter().map(|&id| TableId(id)).collect(), path)
     };
     let placed = placements.iter().map(read).collect::<Result<_>>()?;
     let codecs = codecs.iter().map(|(table, name)| (TableId(*table), name.as_str()));
-    Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)? })
+    let sizes = heads.iter().map(|(table, size)| Ok((TableId(*table), HeadSize::parse(size)?)));
+    let heads = TableHeads::new(sizes.collect::<Result<Vec<_>>>()?);
+    Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)?, heads })
 }
 
 /// Opens what a delta is made against: a snapshot, then deltas that lie upon it.

@@ -565,7 +565,7 @@ impl NativeStore {
 
     #[pyo3(signature = (
         path, attachments, progress, base=None, changes="auto", placements=Vec::new(),
-        codecs=Vec::new()
+        codecs=Vec::new(), heads=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "as in Python")]
     fn publish(
@@ -578,18 +578,19 @@ impl NativeStore {
         changes: &str,
         placements: Vec<(Vec<u32>, PathBuf)>,
         codecs: Vec<(u32, String)>,
+        heads: Vec<(u32, String)>,
     ) -> PyResult<Plain<Report>> {
         let mut told = Progress::new(progress);
         let mut tell = |done: u64, total: u64| told.tell(done, total).is_ok();
         let result = self.with(py, |engine| {
             let (parts, tell) = (borrowed(&attachments), &mut tell);
             let report = if let Some(base) = base {
-                check_plain(&placements, &codecs)?;
+                check_plain(&placements, &codecs, &heads)?;
                 let base = open_base(&base, FindBy::from_name(changes)?)?;
                 engine.engine_mut().publish_delta(&path, base, &parts, tell)?
             } else {
                 FindBy::from_name(changes)?;
-                let layout = read_layout(&placements, &codecs)?;
+                let layout = read_layout(&placements, &codecs, &heads)?;
                 engine.engine_mut().publish_placed(&path, layout, &parts, tell)?
             };
             Ok(Plain(report))

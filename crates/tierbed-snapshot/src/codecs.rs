@@ -14,6 +14,7 @@ use tierbed_core::{Error, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_kernels::{fill_initial, Codec};
 
 use crate::placed::PlacedTables;
+use crate::tails::TableHeads;
 
 /// The codec of each table; f32 where nothing is said.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -116,11 +117,22 @@ pub struct PageLayout {
     pub placed: Vec<PlacedTables>,
     /// How the rows of each table are kept.
     pub codecs: TableCodecs,
+    /// Tables whose rows lie by id behind a head.
+    pub heads: TableHeads,
+}
+
+impl PageLayout {
+    /// Returns the memory that writing tails needs besides that of all rows, at least: tables are
+    /// written one after the other, but bitmaps of all are kept.
+    #[must_use]
+    pub fn tails_bytes_min(&self, schema: &Schema) -> u64 {
+        self.heads.memory_bytes_min(Tables { schema, codecs: &self.codecs })
+    }
 }
 
 impl From<Vec<PlacedTables>> for PageLayout {
     fn from(placed: Vec<PlacedTables>) -> Self {
-        Self { placed, codecs: TableCodecs::default() }
+        Self { placed, ..Self::default() }
     }
 }
 

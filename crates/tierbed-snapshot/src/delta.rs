@@ -20,6 +20,7 @@ use crate::codecs::{InitialCode, PageLayout, TableCodecs};
 use crate::manifest::Manifest;
 use crate::rows::SnapshotRows;
 use crate::snapshot::Snapshot;
+use crate::tails::{HeadSize, TableHeads};
 use crate::writer::{Report, SnapshotWriter};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
@@ -106,9 +107,16 @@ pub fn apply_delta(
     check_plain(base.manifest())?;
     let codecs = &delta.manifest().codecs;
     check_codecs(base.schema(), &base.manifest().codecs, codecs)?;
-    let layout = PageLayout { codecs: codecs.clone(), placed: Vec::new() };
+    let tails = base.manifest().tailed.iter().flat_map(|tailed| &tailed.tails);
+    let heads = tails.map(|tail| (TableId(tail.table), HeadSize::Rows(tail.head_rows)));
+    let layout = PageLayout {
+        codecs: codecs.clone(),
+        heads: TableHeads::new(heads),
+        ..PageLayout::default()
+    };
     let mut writer =
         SnapshotWriter::create_placed(Arc::clone(out), delta.schema(), layout, budget)?;
+    writer.expect_order_of_ids();
     for (table, at) in delta.schema().tables().iter().zip(0..) {
         let table_id = TableId(at);
         let options = SorterOptions {
@@ -121,11 +129,14 @@ pub fn apply_delta(
         let (codec, mut initial) = (codecs.of(table_id), InitialCode::default());
         let mut push = |row: RowId, record: &[u8], is_new: bool| {
             let key = RowKey::new(table_id, row);
-            let is_replaced = !is_new && delta.index().get(key)?.is_some();
+            let is_replaced = !is_new && delta.own_page_of(key)?.is_some();
             if is_replaced {
                 return Ok(());
             }
-            let place = if holds(base.schema(), key) { base.index().get(key)? } else { None };
+            let place = if holds(base.schema(), key) { base.own_page_of(key)? } else { None };
+            // Rows of a tail and new ones lie by id.
+            let tail_page = base.tails().tail_page(key).unwrap_or(u64::MAX);
+            let place = place.filter(|&page| page < tail_page);
             let record_bytes = options.payload_bytes + size_of::<u32>();
             assert_eq!(record.len(), record_bytes, "bytes of a record");
             // The use count behind the code is not published.

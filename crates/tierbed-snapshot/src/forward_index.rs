@@ -16,7 +16,8 @@ use std::sync::Arc;
 use tierbed_core::{Error, Result, RowKey, Schema, TableId};
 use tierbed_io::Device;
 
-use crate::blocks::{block_count, check_crc, read_blocks, BlockWriter};
+use crate::bits::{read_bits, BitWriter};
+use crate::blocks::{block_count, check_crc, read_blocks};
 
 /// Bits of a row that stand in its entry in a sparse index.
 const LOW_BITS: u32 = 16;
@@ -146,8 +147,9 @@ struct SparseBits {
     firsts: u64,
 }
 
-fn bits_of(page_count: u64) -> u32 {
-    u64::BITS - page_count.leading_zeros()
+/// Returns the fewest bits that hold every number up to `largest`.
+pub(crate) fn bits_of(largest: u64) -> u32 {
+    u64::BITS - largest.leading_zeros()
 }
 
 // Returns the first word of each table, then the number of words.
@@ -168,10 +170,7 @@ fn starts_of(words: impl Iterator<Item = u128>) -> Result<Vec<u64>> {
 #[derive(Debug)]
 pub(crate) struct IndexWriter {
     shape: IndexShape,
-    blocks: BlockWriter,
-    /// Bits written so far, the last few of them in `word`.
-    bits_done: u64,
-    word: u64,
+    out: BitWriter,
     /// In a sparse index: the table whose entries come, how many came, and where those of its
     /// groups begin.
     table: usize,
@@ -181,9 +180,8 @@ pub(crate) struct IndexWriter {
 
 impl IndexWriter {
     pub(crate) fn new(shape: IndexShape, device: Arc<dyn Device>) -> Self {
-        let blocks = BlockWriter::new(device);
-        let firsts = Vec::new();
-        Self { shape, blocks, bits_done: 0, word: 0, table: 0, entry_count: 0, firsts }
+        let (out, firsts) = (BitWriter::new(device), Vec::new());
+        Self { shape, out, table: 0, entry_count: 0, firsts }
     }
 
     /// Notes that `key` starts on `page_id`; keys must be increasing.
@@ -195,8 +193,8 @@ impl IndexWriter {
         assert!(value >> bits == 0, "page {page_id} does not fit entries of {bits} bits");
         if !self.shape.is_sparse() {
             let at = self.shape.bit_at(key);
-            assert!(at >= self.bits_done, "{key:?} comes behind a larger key");
-            return self.put(at, value, bits);
+            assert!(at >= self.out.bits_done(), "{key:?} comes behind a larger key");
+            return self.out.put(at, value, bits);
         }
         while self.table < key.table.0 as usize {
             self.end_table()?;
@@ -207,7 +205,7 @@ impl IndexWriter {
         let bits = LOW_BITS + bits;
         let at = self.shape.sparse_bits(self.table).entries + self.entry_count * u64::from(bits);
         self.entry_count += 1;
-        self.put(at, (value << LOW_BITS) | low_of(key), bits)
+        self.out.put(at, (value << LOW_BITS) | low_of(key), bits)
     }
 
     // Ends a table of a sparse index.
@@ -218,26 +216,11 @@ impl IndexWriter {
         firsts.resize(group_count as usize, entry_count as u32);
         let mut at = self.shape.sparse_bits(self.table).firsts;
         for first in firsts {
-            self.put(at, u64::from(first), FIRST_BITS)?;
+            self.out.put(at, u64::from(first), FIRST_BITS)?;
             at += u64::from(FIRST_BITS);
         }
         self.table += 1;
         self.entry_count = 0;
-        Ok(())
-    }
-
-    // Puts the lower `bits` of `value`, which has no others, at a bit behind those put before.
-    fn put(&mut self, at: u64, value: u64, bits: u32) -> Result<()> {
-        self.skip_to(at)?;
-        let offset = at % 64;
-        self.word |= value << offset;
-        if offset + u64::from(bits) >= 64 {
-            let word = self.word;
-            self.blocks.put_word(word)?;
-            // The rest of the value starts the next word.
-            self.word = if offset == 0 { 0 } else { value >> (64 - offset) };
-        }
-        self.bits_done = at + u64::from(bits);
         Ok(())
     }
 
@@ -247,18 +230,7 @@ impl IndexWriter {
             self.end_table()?;
         }
         let end = self.shape.word_count() * 64;
-        self.skip_to(end)?;
-        self.blocks.finish()
-    }
-
-    fn skip_to(&mut self, at: u64) -> Result<()> {
-        while self.bits_done / 64 < at / 64 {
-            let word = std::mem::take(&mut self.word);
-            self.blocks.put_word(word)?;
-            self.bits_done = (self.bits_done / 64 + 1) * 64;
-        }
-        self.bits_done = at;
-        Ok(())
+        self.out.finish(end)
     }
 }
 
@@ -339,14 +311,7 @@ impl ForwardIndex {
     }
 
     fn read(&self, at: u64, bits: u32) -> u64 {
-        let (word, offset) = ((at / 64) as usize, (at % 64) as u32);
-        let low = self.words[word] >> offset;
-        let high = match offset {
-            0 => 0,
-            offset if offset + bits <= 64 => 0,
-            offset => self.words[word + 1] << (64 - offset),
-        };
-        (low | high) & (u64::MAX >> (64 - bits))
+        read_bits(&self.words, at, bits)
     }
 }
 

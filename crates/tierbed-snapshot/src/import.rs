@@ -47,6 +47,7 @@ pub fn import_tables(
         &table.weights[start..start + dim]
     };
     let mut writer = SnapshotWriter::create_placed(out, &schema, layout, budget)?;
+    writer.expect_order_of_ids();
     for (placement, _) in groups.iter().enumerate() {
         writer.fill(placement, &mut |key, place| {
             place.copy_from_slice(row_of(key));

@@ -12,6 +12,7 @@
 //! Rows never written take no storage; the normative format is docs/reference/formats/snapshot.md.
 
 mod apply;
+mod bits;
 pub mod blocks;
 mod codecs;
 pub mod delta;
@@ -40,6 +41,7 @@ mod rows;
 mod scratch;
 pub mod select;
 mod snapshot;
+mod tails;
 mod tiers;
 mod verify;
 mod view;
@@ -63,6 +65,7 @@ pub use snapshot::{
     Backend, PlacementSummary, SelectOptions, Snapshot, SnapshotOptions, SnapshotStats, Summary,
     TableSummary,
 };
+pub use tails::{HeadSize, TableHeads};
 pub use tierbed_kernels::{FeatureLayout, Pooling};
 pub use tiers::{
     CachePart, CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats,

@@ -12,6 +12,7 @@ use tierbed_io::{CheckedText, Folder, PAGE_BYTES};
 use crate::codecs::{TableCodecs, Tables};
 use crate::forward_index::IndexShape;
 use crate::placed::Numbering;
+use crate::tails::TailShapes;
 
 /// The manifest's file name.
 pub const MANIFEST_NAME: &str = "snapshot.json";
@@ -21,10 +22,14 @@ pub const PAGES_NAME: &str = "rows.pages";
 pub const INDEX_NAME: &str = "rows.index";
 /// The file name of the placements' index.
 pub const PLACES_NAME: &str = "rows.places";
+/// The file name of the index of tails.
+pub const TAILS_NAME: &str = "rows.tails";
 /// File names of attachments start with this.
 pub const ATTACHMENT_PREFIX: &str = "att.";
-/// Version of the snapshot format: a delta whose index has its own rows only.
-pub const SNAPSHOT_VERSION: u32 = 4;
+/// Version of the snapshot format: tables whose rows lie by id behind a head.
+pub const SNAPSHOT_VERSION: u32 = 5;
+/// Version written for a delta whose index has its own rows only.
+pub const SPARSE_VERSION: u32 = 4;
 /// Version written when some rows are coded.
 pub const CODED_VERSION: u32 = 3;
 /// Version written when rows are f32 and tables share pages: readers of that version can read it.
@@ -67,6 +72,29 @@ pub struct Manifest {
     /// In a delta: the forward index has entries of stored rows only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_sparse: bool,
+    /// Tables whose rows lie by id behind a head. `None`: there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tailed: Option<Tailed>,
+}
+
+/// The tables of a snapshot that have tails.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tailed {
+    /// CRC32C over the checksums of the blocks of the index of tails, in order.
+    pub tails_crc32c: u32,
+    /// In id order.
+    pub tails: Vec<TailInfo>,
+}
+
+/// A table whose rows lie by id behind a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TailInfo {
+    /// Id of the table.
+    pub table: u32,
+    /// Rows that have entries in the index.
+    pub head_rows: u64,
+    /// Number of the first page of the table; its pages follow each other.
+    pub first_page: u64,
 }
 
 /// The placements of a snapshot.
@@ -136,7 +164,8 @@ impl Manifest {
 
     fn version(&self) -> u32 {
         match (self.codecs.is_plain(), &self.placed) {
-            _ if self.is_sparse => SNAPSHOT_VERSION,
+            _ if self.tailed.is_some() => SNAPSHOT_VERSION,
+            _ if self.is_sparse => SPARSE_VERSION,
             (false, _) => CODED_VERSION,
             (true, Some(_)) => PLACED_VERSION,
             (true, None) => PLAIN_VERSION,
@@ -161,6 +190,13 @@ impl Manifest {
         placements.iter().position(|placement| placement.tables.contains(&id.0))
     }
 
+    /// Returns what is said of the head and the tail of table `id`, if it has them.
+    #[must_use]
+    pub fn tail_of(&self, id: TableId) -> Option<TailInfo> {
+        let tails = &self.tailed.as_ref()?.tails;
+        tails.iter().find(|tail| tail.table == id.0).copied()
+    }
+
     /// Returns how many copies of rows there are beyond the first.
     #[must_use]
     pub fn replica_count(&self) -> u64 {
@@ -180,10 +216,19 @@ impl Manifest {
                 IndexShape::sparse(&self.schema, self.page_count, stored)
             }
             false => {
-                let is_placed = |table| self.placement_of(table).is_some();
-                IndexShape::without(&self.schema, self.page_count, is_placed)
+                let is_left_out = |table| {
+                    self.placement_of(table).is_some() || self.tail_of(table).is_some()
+                };
+                IndexShape::without(&self.schema, self.page_count, is_left_out)
             }
         }
+    }
+
+    /// Returns how the index of tails is laid out.
+    pub(crate) fn tail_shapes(&self) -> Result<TailShapes> {
+        let Some(tailed) = &self.tailed else { return Ok(TailShapes::default()) };
+        let tables = Tables { schema: &self.schema, codecs: &self.codecs };
+        TailShapes::new(tables, &self.tables, &tailed.tails)
     }
 
     /// Encodes the manifest file.
@@ -289,11 +334,28 @@ impl Manifest {
             let tables = Tables { schema: &schema, codecs: &self.codecs };
             check_placements(placed, tables, self.page_count)?;
         }
+        self.check_tails()?;
         for attachment in &self.attachments {
             check_attachment_name(&attachment.name)
                 .map_err(|error| bad("manifest has a bad attachment name").with("cause", error))?;
         }
         Ok(self)
+    }
+
+    /// Fails when tables have tails that cannot have them, or on pages that are not there.
+    fn check_tails(&self) -> Result<()> {
+        let Some(tailed) = &self.tailed else { return Ok(()) };
+        self.tail_shapes()?;
+        let is_wrong = |tail: &TailInfo| {
+            let table = TableId(tail.table);
+            let pages = self.tables.get(tail.table as usize).map(|table| table.page_count);
+            let end = pages.and_then(|pages| tail.first_page.checked_add(pages));
+            self.placement_of(table).is_some() || end.is_none_or(|end| end > self.page_count)
+        };
+        if self.base.is_some() || tailed.tails.is_empty() || tailed.tails.iter().any(is_wrong) {
+            return Err(Error::corruption("manifest has a tail where none can be"));
+        }
+        Ok(())
     }
 }
 
@@ -382,6 +444,7 @@ mod tests {
             placed: None,
             codecs: TableCodecs::default(),
             is_sparse: false,
+            tailed: None,
         }
     }
 
@@ -416,9 +479,48 @@ mod tests {
         }
     }
 
+    fn tailed_manifest() -> Manifest {
+        let tails = vec![TailInfo { table: 0, head_rows: 1, first_page: 0 }];
+        Manifest {
+            page_count: 2,
+            tables: vec![TableContents { row_count: 3, page_count: 2 }],
+            tailed: Some(Tailed { tails_crc32c: 9, tails }),
+            ..manifest()
+        }
+    }
+
+    #[test]
+    fn tails_raise_the_version_and_must_fit_the_tables() {
+        assert!(tailed_manifest().encode().unwrap().starts_with(b"tierbed-snapshot 5 "));
+        let breaks: [fn(&mut Manifest, &mut Vec<TailInfo>); 10] = [
+            |_, tails| tails.clear(),
+            |_, tails| tails.push(tails[0]),
+            |_, tails| tails[0].table = 1,
+            |_, tails| tails[0].head_rows = 4,
+            |_, tails| tails[0].head_rows = 0,
+            |_, tails| tails[0].head_rows = u64::MAX,
+            |_, tails| tails[0].first_page = 1,
+            |_, tails| tails[0].first_page = u64::MAX,
+            |manifest, _| manifest.base = sparse_manifest().base,
+            |manifest, _| (manifest.row_count, manifest.tables[0].row_count) = (11, 11),
+        ];
+        for (at, act) in breaks.iter().enumerate() {
+            let mut broken = tailed_manifest();
+            let mut tailed = broken.tailed.take().unwrap();
+            act(&mut broken, &mut tailed.tails);
+            broken.tailed = Some(tailed);
+            let error = Manifest::decode(&broken.encode().unwrap()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{at}: {error}");
+        }
+        let placed = Manifest { tailed: tailed_manifest().tailed, ..placed_manifest() };
+        assert!(Manifest::decode(&placed.encode().unwrap()).is_err());
+    }
+
     #[test]
     fn comes_back_as_written() {
-        for manifest in [manifest(), placed_manifest(), coded_manifest(), sparse_manifest()] {
+        for manifest in
+            [manifest(), placed_manifest(), coded_manifest(), sparse_manifest(), tailed_manifest()]
+        {
             assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
         }
     }
@@ -471,10 +573,10 @@ mod tests {
     #[test]
     fn other_versions_and_other_files_are_named() {
         let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
-        let newer = text.replacen("snapshot 1", "snapshot 5", 1);
+        let newer = text.replacen("snapshot 1", "snapshot 6", 1);
         let error = Manifest::decode(newer.as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("found: 5"), "{error}");
+        assert!(error.to_string().contains("found: 6"), "{error}");
         assert_eq!(Manifest::decode(b"{}").unwrap_err().kind(), ErrorKind::Invalid);
         let mut wrong = manifest();
         wrong.row_count = 4;

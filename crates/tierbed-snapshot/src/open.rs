@@ -14,13 +14,14 @@ use tierbed_io::{
 
 use crate::blocks::BUFFER_BYTES;
 use crate::forward_index::{ForwardIndex, IndexShape};
-use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME, PLACES_NAME};
+use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME, PLACES_NAME, TAILS_NAME};
 use crate::places::{places_blocks, Places, PlacesMemory};
 use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
 use crate::readers::{Readers, SmallReaders};
 use crate::refresh::{RefreshOptions, Refresher};
 use crate::scratch::{Scratch, ScratchShape};
 use crate::snapshot::{full_reader_count, Backend, Snapshot, SnapshotOptions};
+use crate::tails::{TailShapes, Tails};
 use crate::tiers::{resident_bytes, CacheBytes, TierStack};
 
 const SCRATCH_BYTES_MIN: u64 = 64 << 10;
@@ -35,6 +36,8 @@ const COPY_PAGES: usize = 64;
 pub(crate) struct Opened {
     pub(crate) pages: Arc<dyn Device>,
     pub(crate) index: ForwardIndex,
+    pub(crate) tails: Tails,
+    /// Those of both files.
     pub(crate) index_bytes: u64,
     pub(crate) places: Places,
     pub(crate) places_bytes: u64,
@@ -143,7 +146,8 @@ impl Opened {
         room: Room<'_>,
     ) -> Result<Self> {
         check_tiers(options)?;
-        let shape = manifest.index_shape()?;
+        let (shape, tail_shapes) = (manifest.index_shape()?, manifest.tail_shapes()?);
+        let word_bytes = shape.word_bytes() + tail_shapes.memory_bytes();
         let places_memory = PlacesMemory::of(manifest)?;
         let index_device = open_whole(folder, INDEX_NAME, shape.block_count())?;
         let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;
@@ -151,8 +155,7 @@ impl Opened {
         let backing = Backing { backend, mapped_bytes_max };
         let copied_bytes = backing.copied_bytes(manifest.page_count);
         let kept_bytes = resident_bytes(&options.tiers.resident);
-        let needed_bytes =
-            shape.word_bytes() + copied_bytes + places_memory.held_bytes + kept_bytes;
+        let needed_bytes = word_bytes + copied_bytes + places_memory.held_bytes + kept_bytes;
         let left_bytes = room.readers_bytes(options.dram_budget_bytes.saturating_sub(needed_bytes));
         let dims = manifest.schema.tables().iter().map(|table| table.dim);
         let row_words_max = dims.max().unwrap_or(1) as usize;
@@ -160,16 +163,17 @@ impl Opened {
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
-        let index_needs = shape.word_bytes() + places_memory.held_bytes;
+        let index_needs = word_bytes + places_memory.held_bytes;
         let pages_needs = copied_bytes + kept_bytes;
         check_budget(options, index_needs, pages_needs, reader_bytes.max(load_bytes))?;
 
         let budget = room.budget(options);
         let reserve = |part, bytes| room.reserve(&budget, part, bytes);
-        let mut reservations = vec![reserve("forward_index", shape.word_bytes())?];
-        let index_bytes = shape.block_count() * PAGE_BYTES as u64;
+        let mut reservations = vec![reserve("forward_index", word_bytes)?];
+        let index_bytes = (shape.block_count() + tail_shapes.block_count()) * PAGE_BYTES as u64;
         let load = reserve("load", load_bytes)?;
         let index = load_index(shape, manifest, index_device.as_ref())?;
+        let tails = load_tails(folder, manifest, tail_shapes)?;
         let (places, places_bytes) = load_places(folder, manifest, options)?;
         reservations.push(reserve("placement_index", places.memory_bytes())?);
         reservations.push(reserve("resident_rows", kept_bytes)?);
@@ -194,6 +198,7 @@ impl Opened {
         Ok(Self {
             pages,
             index,
+            tails,
             index_bytes,
             places,
             places_bytes,
@@ -228,6 +233,13 @@ fn cache_bytes_max(options: &SnapshotOptions) -> u64 {
 
 fn load_index(shape: IndexShape, manifest: &Manifest, device: &dyn Device) -> Result<ForwardIndex> {
     ForwardIndex::load(shape, manifest.page_count, device, manifest.index_crc32c)
+}
+
+/// Loads the index of tails, where tables have them.
+fn load_tails(folder: &dyn Folder, manifest: &Manifest, shapes: TailShapes) -> Result<Tails> {
+    let Some(tailed) = &manifest.tailed else { return Ok(Tails::default()) };
+    let device = open_whole(folder, TAILS_NAME, shapes.block_count())?;
+    Tails::load(shapes, device.as_ref(), tailed.tails_crc32c)
 }
 
 /// Loads the placements' indexes; returns them and the bytes of their file.

@@ -28,6 +28,7 @@ use crate::reader::{PageTable, Source};
 use crate::readers::{ReaderGuard, Readers};
 use crate::record::{RecordStats, Recorder};
 use crate::refresh::{RefreshStats, Refresher};
+use crate::tails::Tails;
 use crate::tiers::{NeighbourStats, Neighbours, TierStack, TierStackOptions, TierSummary};
 use crate::view::held_here;
 
@@ -134,6 +135,7 @@ pub struct Snapshot {
     pages: Arc<dyn Device>,
     page_table: PageTable,
     index: ForwardIndex,
+    tails: Tails,
     index_bytes: u64,
     places: Places,
     places_bytes: u64,
@@ -200,7 +202,7 @@ pub struct Summary {
     pub page_count: u64,
     /// Bytes of the page file.
     pub pages_bytes: u64,
-    /// Bytes of the forward index file.
+    /// Bytes of the files of the forward index, that of tails included.
     pub index_bytes: u64,
     /// Bytes of rows, as they are coded, per byte of the page file.
     pub fill_ratio: f64,
@@ -242,6 +244,8 @@ pub struct TableSummary {
     pub stored_rows: u64,
     /// Pages of its own; 0 where it shares pages.
     pub page_count: u64,
+    /// Stored rows that have entries in the index, the others lie by id; `None`: all have.
+    pub head_rows: Option<u64>,
 }
 
 impl Snapshot {
@@ -299,6 +303,7 @@ impl Snapshot {
             pages: opened.pages,
             page_table,
             index: opened.index,
+            tails: opened.tails,
             index_bytes: opened.index_bytes,
             places: opened.places,
             places_bytes: opened.places_bytes,
@@ -356,6 +361,7 @@ impl Snapshot {
                 row_count: schema.row_count,
                 stored_rows: contents.row_count,
                 page_count: contents.page_count,
+                head_rows: manifest.tail_of(id).map(|tail| tail.head_rows),
             })
             .collect();
         let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
@@ -466,7 +472,7 @@ impl Snapshot {
             let is_there = !self.places.at(placement).index.pages_of(item).is_empty();
             return Ok(if is_there { Place::Item { placement, item } } else { Place::Nowhere });
         }
-        let page = self.index.get(key)?;
+        let page = self.own_page_of(key)?;
         let place = |page_id| Place::Page(PagePlace { layer: 0, page_id });
         Ok(page.map_or(Place::Nowhere, place))
     }
@@ -520,8 +526,17 @@ impl Snapshot {
         }
     }
 
-    pub(crate) fn index(&self) -> &ForwardIndex {
-        &self.index
+    /// Returns the first page of a row of the snapshot's schema whose table has pages of its own;
+    /// `None` when the snapshot does not store it.
+    pub(crate) fn own_page_of(&self, key: RowKey) -> Result<Option<u64>> {
+        match self.tails.get(key) {
+            Some(page) => page,
+            None => self.index.get(key),
+        }
+    }
+
+    pub(crate) fn tails(&self) -> &Tails {
+        &self.tails
     }
 
     pub(crate) fn tiers(&self) -> &TierStack {

@@ -5,7 +5,7 @@ use tierbed_core::{Error, ErrorKind, Result, RowKey};
 use tierbed_io::{AlignedBuf, OpenMode, PAGE_BYTES};
 
 use crate::blocks::{check_crc, read_blocks};
-use crate::manifest::{INDEX_NAME, PLACES_NAME};
+use crate::manifest::{INDEX_NAME, PLACES_NAME, TAILS_NAME};
 use crate::page::PageView;
 use crate::places::{places_blocks, PlacementIndex};
 use crate::snapshot::Snapshot;
@@ -55,7 +55,11 @@ impl Snapshot {
                 .with("found_rows", row_count));
         }
         let mut blocks = self.index_bytes() / PAGE_BYTES as u64;
-        self.verify_blocks(INDEX_NAME, blocks, self.manifest().index_crc32c)?;
+        let tails = self.manifest().tail_shapes()?.block_count();
+        self.verify_blocks(INDEX_NAME, blocks - tails, self.manifest().index_crc32c)?;
+        if let Some(tailed) = &self.manifest().tailed {
+            self.verify_blocks(TAILS_NAME, tails, tailed.tails_crc32c)?;
+        }
         if let Some(placed) = &self.manifest().placed {
             let places = places_blocks(self.schema(), placed)?;
             self.verify_blocks(PLACES_NAME, places, placed.places_crc32c)?;
@@ -89,7 +93,7 @@ impl Snapshot {
             let key = RowKey::new(page.owner, page.row(slot));
             let first_page = page.page_id.checked_sub(page.part as u64);
             let is_placed = self.places().starts.is_placed(page.owner);
-            if key.row.0 >= table.row_count || is_placed || self.index().get(key)? != first_page {
+            if key.row.0 >= table.row_count || is_placed || self.own_page_of(key)? != first_page {
                 return Err(disagreement(page, slot).with("table", &table.name));
             }
         }

@@ -30,13 +30,15 @@ use crate::delta::chain::BaseChain;
 use crate::forward_index::{IndexShape, IndexWriter};
 use crate::manifest::{
     check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
-    TableContents, ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME,
+    TableContents, Tailed, ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME,
+    TAILS_NAME,
 };
 use crate::page::{le_u64, PageBuilder, PageShape};
 use crate::placed::{PlacedTables, Starts};
 use crate::placed_writer::{encode, PlacedWriter, RowSource, SortSpace};
 use crate::places::{places_blocks, PlacesWriter};
 use crate::snapshot::Snapshot;
+use crate::tails::{HeadAndShape, TableHeads, TailIndexWriter, TailShapes, TailSink, TailWriter};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
 /// Pages handed to the device at once.
@@ -68,6 +70,14 @@ pub struct SnapshotWriter {
     base_delta: Option<String>,
     starts: Starts,
     placed: Vec<PlacedWriter>,
+    /// By table: those that have one.
+    tails: Vec<Option<TailWriter>>,
+    /// The table with a tail whose rows come now.
+    open_tail: Option<TableId>,
+    /// Rows of tails come by id.
+    comes_by_id: bool,
+    sort_run_count: u64,
+    budget: Budget,
     is_finished: bool,
     _lock: FolderLock,
 }
@@ -125,9 +135,10 @@ impl SnapshotWriter {
         layout: impl Into<PageLayout>,
         budget: &Budget,
     ) -> Result<Self> {
-        let PageLayout { placed, codecs } = layout.into();
+        let PageLayout { placed, codecs, heads } = layout.into();
         let schema = served_schema(schema)?;
         codecs.check(&schema)?;
+        heads.check(&schema, |table| placed.iter().any(|placed| placed.tables.contains(&table)))?;
         let lock = folder.lock()?;
         if let Some(name) = folder.list()?.first() {
             let path = folder.path().map_or_else(String::new, |path| path.display().to_string());
@@ -137,19 +148,26 @@ impl SnapshotWriter {
                 .with("remedy", "choose a new or empty folder"));
         }
         let buffers = budget.reserve("publish", BUFFERS_BYTES)?;
+        let tables = Tables { schema: &schema, codecs: &codecs };
+        let tails = open_tails(&heads, tables, budget)?;
+        let free_bytes = budget.free_bytes().saturating_sub(heads.sorter_bytes_min(tables));
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
             payload_bytes: size_of::<u64>(),
-            memory_bytes: (budget.free_bytes() / 2).clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
+            memory_bytes: (free_bytes / 2).clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
             scratch_name: SCRATCH_NAME.to_owned(),
         };
         let sorter = ExternalSorter::new(Arc::clone(&folder), &options, budget)?;
         let pages = PageFileWriter::new(folder.open(PAGES_NAME, OpenMode::Create)?);
         let table_count = schema.tables().len();
-        let tables = Tables { schema: &schema, codecs: &codecs };
         let placed = open_placed(placed, tables, &folder, budget)?;
         let starts = Starts::new(placed.iter().map(|placed| &placed.numbering));
         Ok(Self {
+            tails,
+            open_tail: None,
+            comes_by_id: false,
+            sort_run_count: 0,
+            budget: budget.clone(),
             starts,
             placed,
             folder,
@@ -176,7 +194,7 @@ impl SnapshotWriter {
     /// it would be wrong.
     ///
     /// # Errors
-    /// As [`Snapshot::attachment`].
+    /// `Invalid` when a table has a tail; otherwise as [`Snapshot::attachment`].
     pub fn set_base(&mut self, base: &Snapshot) -> Result<()> {
         self.set_chain(&BaseChain::of(base)?)
     }
@@ -184,14 +202,37 @@ impl SnapshotWriter {
     /// As [`set_base`](Self::set_base), for a snapshot of which only manifests were read.
     ///
     /// # Errors
-    /// As [`Manifest::encode`].
+    /// `Invalid` when a table has a tail; otherwise as [`Manifest::encode`].
     pub fn set_chain(&mut self, base: &BaseChain) -> Result<()> {
+        if self.tails.iter().any(Option::is_some) {
+            return Err(Error::invalid("a delta has no tails")
+                .with("remedy", "leave head_rows out, or publish in full"));
+        }
         (self.base, self.base_delta) = (Some(base.identity()?), base.delta_identity()?);
         Ok(())
     }
 
+    /// Says how many rows of a table will come, before they do: of a table that has a tail, so many
+    /// have a share that is the head. Otherwise it is a share of all rows that the table has.
+    ///
+    /// # Errors
+    /// `Invalid` for a table outside the schema.
+    pub fn expect_rows(&mut self, table: TableId, stored_rows: u64) -> Result<()> {
+        self.schema.table(table)?;
+        if let Some(tail) = &mut self.tails[table.0 as usize] {
+            tail.expect(stored_rows);
+        }
+        Ok(())
+    }
+
+    /// Says that rows of tails will come by id, so that they need not be sorted.
+    pub(crate) fn expect_order_of_ids(&mut self) {
+        self.comes_by_id = true;
+    }
+
     /// Stores the weights `[dim]` of a row behind those pushed before; not those whose code is that
-    /// of the initial weights, but in a delta.
+    /// of the initial weights, but in a delta. Of a table that has a tail the first ones are the
+    /// head, and rows of other tables come before or behind all of its own.
     ///
     /// # Errors
     /// `Invalid` for a row or size outside the schema, and numbers that the table's codec cannot
@@ -219,9 +260,15 @@ impl SnapshotWriter {
 
     /// As [`push`](Self::push), for a row that is coded already, in the table's codec.
     pub(crate) fn push_code(&mut self, table: TableId, row: RowId, code: &[u8]) -> Result<()> {
+        if self.open_tail.is_some_and(|open| open != table) {
+            self.close_tail()?;
+        }
         let schema = shape_of(&self.schema, table, row)?;
         if let Some((placement, item)) = self.starts.find(RowKey::new(table, row)) {
             return self.placed[placement as usize].push(item, code);
+        }
+        if self.tails[table.0 as usize].is_some() {
+            return self.push_to_tail(table, row, code);
         }
         let place = &mut self.open_pages[table.0 as usize];
         if place.is_none() {
@@ -232,9 +279,34 @@ impl SnapshotWriter {
         for part in 0..page.shape().parts_per_row {
             page.push(row, part, code);
             if page.is_full() {
-                self.pages.append(table, page, &mut self.tables, &mut self.sorter)?;
+                let contents = &mut self.tables[table.0 as usize];
+                self.pages.append(table, page, contents, self.sorter.as_mut())?;
             }
         }
+        Ok(())
+    }
+
+    fn push_to_tail(&mut self, table: TableId, row: RowId, code: &[u8]) -> Result<()> {
+        let (folder, budget) = (&self.folder, &self.budget);
+        let space = (!self.comes_by_id).then_some(SortSpace { folder, budget, share_count: 2 });
+        let (Some(tail), Some(pairs)) = (&mut self.tails[table.0 as usize], &mut self.sorter) else {
+            panic!("{table:?} has no tail, or its index was written");
+        };
+        let contents = &mut self.tables[table.0 as usize];
+        let mut sink = TailSink { pages: &mut self.pages, contents, pairs };
+        self.open_tail = Some(table);
+        tail.push(row, code, &mut sink, space)
+    }
+
+    // Completes the pages of the table with a tail whose rows came last.
+    fn close_tail(&mut self) -> Result<()> {
+        let Some(table) = self.open_tail.take() else { return Ok(()) };
+        let (Some(tail), Some(pairs)) = (&mut self.tails[table.0 as usize], &mut self.sorter) else {
+            panic!("{table:?} has no tail, or its index was written");
+        };
+        let contents = &mut self.tables[table.0 as usize];
+        let mut sink = TailSink { pages: &mut self.pages, contents, pairs };
+        self.sort_run_count += tail.close(&mut sink)?;
         Ok(())
     }
 
@@ -246,6 +318,7 @@ impl SnapshotWriter {
     /// `Invalid` when there is no such placement, or rows of its tables were given before;
     /// `NoSpace` and `Io` from the folder; errors of `row_of` pass through.
     pub fn fill(&mut self, placement: usize, row_of: &mut RowSource<'_>) -> Result<()> {
+        self.close_tail()?;
         let Some(placed) = self.placed.get_mut(placement) else {
             return Err(Error::invalid("no such placement").with("placement", placement));
         };
@@ -276,15 +349,16 @@ impl SnapshotWriter {
     /// `Invalid` when a row was pushed twice, `NoSpace` and `Io` from the folder; there is no
     /// snapshot then.
     pub fn finish(mut self) -> Result<Report> {
+        self.close_tail()?;
         for (at, place) in self.open_pages.iter_mut().enumerate() {
             if let Some(page) = place.as_mut().filter(|page| page.row_count() > 0) {
-                let table = TableId(at as u32);
-                self.pages.append(table, page, &mut self.tables, &mut self.sorter)?;
+                let (table, contents) = (TableId(at as u32), &mut self.tables[at]);
+                self.pages.append(table, page, contents, self.sorter.as_mut())?;
             }
         }
         self.open_pages.clear();
         self.open_bytes.resize(0)?;
-        let mut sort_run_count = 0;
+        let mut sort_run_count = self.sort_run_count;
         for placed in &mut self.placed {
             sort_run_count += placed.finish(&mut self.pages)?;
             placed.row_counts(|table| self.tables[table].row_count += 1);
@@ -292,7 +366,8 @@ impl SnapshotWriter {
         self.pages.finish()?;
         let shape = self.index_shape()?;
         let is_sparse = shape.is_sparse();
-        let (index_crc32c, run_count) = self.write_index(&shape)?;
+        let tails = self.tail_shapes()?;
+        let Indexed { index_crc32c, tailed, run_count } = self.write_index(&shape, &tails)?;
         sort_run_count += run_count;
         let placed = self.write_places()?;
         self.attachments.sort_by(|a, b| a.name.cmp(&b.name));
@@ -309,11 +384,13 @@ impl SnapshotWriter {
             placed,
             codecs: self.codecs.clone(),
             is_sparse,
+            tailed,
         };
         self.folder.sync()?;
         self.folder.write_atomic(MANIFEST_NAME, &manifest.encode()?)?;
         self.is_finished = true;
-        report(&manifest, shape.block_count() * PAGE_BYTES as u64, sort_run_count)
+        let index_blocks = shape.block_count() + tails.block_count();
+        report(&manifest, index_blocks * PAGE_BYTES as u64, sort_run_count)
     }
 
     fn write_places(&mut self) -> Result<Option<Placed>> {
@@ -340,8 +417,10 @@ impl SnapshotWriter {
     // The index of a delta is sparse where that is smaller.
     fn index_shape(&self) -> Result<IndexShape> {
         let page_count = self.pages.page_count;
-        let is_placed = |table| self.starts.is_placed(table);
-        let dense = IndexShape::without(&self.schema, page_count, is_placed)?;
+        let is_left_out = |table: TableId| {
+            self.starts.is_placed(table) || self.tails[table.0 as usize].is_some()
+        };
+        let dense = IndexShape::without(&self.schema, page_count, is_left_out)?;
         let stored = self.tables.iter().map(|table| table.row_count);
         let may_be_sparse = self.base.is_some()
             && self.placed.is_empty()
@@ -353,13 +432,20 @@ impl SnapshotWriter {
         Ok(if sparse.word_count() < dense.word_count() { sparse } else { dense })
     }
 
-    fn write_index(&mut self, shape: &IndexShape) -> Result<(u32, u64)> {
+    fn tail_shapes(&self) -> Result<TailShapes> {
+        let infos: Vec<_> = self.tails.iter().flatten().map(TailWriter::info).collect();
+        let tables = Tables { schema: &self.schema, codecs: &self.codecs };
+        TailShapes::new(tables, &self.tables, &infos)
+    }
+
+    fn write_index(&mut self, shape: &IndexShape, tail_shapes: &TailShapes) -> Result<Indexed> {
         let Some(sorter) = self.sorter.take() else {
             return Err(Error::invalid("snapshot is finished already"));
         };
         let mut pairs = sorter.finish()?;
         let device = self.folder.open(INDEX_NAME, OpenMode::Create)?;
         let mut index = IndexWriter::new(shape.clone(), Arc::clone(&device));
+        let mut tail_index = self.open_tail_index(tail_shapes)?;
         let mut previous = None;
         while let Some(pair) = pairs.next()? {
             let key = decode_key(pair.key);
@@ -370,12 +456,39 @@ impl SnapshotWriter {
                     .with("row", key.row.0));
             }
             previous = Some(key);
-            index.push(key, le_u64(pair.payload, 0))?;
+            let page_id = le_u64(pair.payload, 0);
+            match &mut tail_index {
+                Some(tails) if self.tails[key.table.0 as usize].is_some() => {
+                    tails.push(key, page_id)?;
+                }
+                _ => index.push(key, page_id)?,
+            }
         }
-        let crc = index.finish()?;
+        let index_crc32c = index.finish()?;
         device.sync()?;
-        Ok((crc, pairs.stats().run_count))
+        let tailed = tail_index.map(|index| {
+            let tails = self.tails.iter().flatten().map(TailWriter::info).collect();
+            Ok(Tailed { tails_crc32c: index.finish()?, tails })
+        });
+        let run_count = pairs.stats().run_count;
+        Ok(Indexed { index_crc32c, tailed: tailed.transpose()?, run_count })
     }
+
+    fn open_tail_index<'a>(&'a self, shapes: &'a TailShapes) -> Result<Option<TailIndexWriter<'a>>> {
+        if shapes.tables.is_empty() {
+            return Ok(None);
+        }
+        let device = self.folder.open(TAILS_NAME, OpenMode::Create)?;
+        let writers = self.tails.iter().flatten().collect();
+        Ok(Some(TailIndexWriter::new(shapes, writers, device)))
+    }
+}
+
+/// What was written of the indexes.
+struct Indexed {
+    index_crc32c: u32,
+    tailed: Option<Tailed>,
+    run_count: u64,
 }
 
 impl Drop for SnapshotWriter {
@@ -387,6 +500,7 @@ impl Drop for SnapshotWriter {
         let _ = self.folder.remove(PAGES_NAME);
         let _ = self.folder.remove(INDEX_NAME);
         let _ = self.folder.remove(PLACES_NAME);
+        let _ = self.folder.remove(TAILS_NAME);
         for attachment in &self.attachments {
             let _ = self.folder.remove(&format!("{ATTACHMENT_PREFIX}{}", attachment.name));
         }
@@ -400,6 +514,23 @@ fn shape_of(schema: &Schema, table: TableId, row: RowId) -> Result<&TableSchema>
         return Err(out_of_range(table, row.0));
     }
     Ok(table)
+}
+
+/// Makes ready for the rows of tables that have tails; returns them by table.
+fn open_tails(
+    heads: &TableHeads,
+    tables: Tables<'_>,
+    budget: &Budget,
+) -> Result<Vec<Option<TailWriter>>> {
+    let mut tails = Vec::new();
+    tails.resize_with(tables.schema.tables().len(), || None);
+    for (id, size) in heads.iter() {
+        let table = tables.schema.table(id)?;
+        let shape = PageShape::new(table, tables.codecs.of(id));
+        let tail = TailWriter::new(id, table.row_count, HeadAndShape { size, shape }, budget)?;
+        tails[id.0 as usize] = Some(tail);
+    }
+    Ok(tails)
 }
 
 fn open_placed(
@@ -440,23 +571,22 @@ impl PageFileWriter {
         Self { device, buffer, buffered: 0, page_count: 0, crc: 0 }
     }
 
-    /// Numbers the page, notes which rows start on it, and empties it.
-    fn append(
+    /// Numbers the page, notes in `pairs` which rows start on it, and empties it.
+    pub(crate) fn append(
         &mut self,
         table: TableId,
         page: &mut PageBuilder,
-        tables: &mut [TableContents],
-        sorter: &mut Option<ExternalSorter>,
+        contents: &mut TableContents,
+        mut pairs: Option<&mut ExternalSorter>,
     ) -> Result<()> {
-        let Some(sorter) = sorter else { panic!("a page comes after the index was written") };
         let page_id = self.page_count;
-        let contents = &mut tables[table.0 as usize];
         contents.page_count += 1;
         if page.part() == 0 {
             contents.row_count += page.row_count() as u64;
             for slot in 0..page.row_count() {
+                let Some(pairs) = &mut pairs else { break };
                 let key = encode_key(RowKey::new(table, page.row(slot)));
-                sorter.push(&key, &page_id.to_le_bytes())?;
+                pairs.push(&key, &page_id.to_le_bytes())?;
             }
         }
         self.put(table.0, page)

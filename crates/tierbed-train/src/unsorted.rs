@@ -75,7 +75,9 @@ pub(crate) struct UnsortedRows {
     sorter: ExternalSorter,
     dims: Vec<usize>,
     payload: Vec<u8>,
+    /// Rows added, in all and of each table.
     pushed: u64,
+    row_counts: Vec<u64>,
 }
 
 impl UnsortedRows {
@@ -100,7 +102,8 @@ impl UnsortedRows {
             scratch_name: "scratch.rows".to_owned(),
         };
         let sorter = ExternalSorter::new(folder, &options, &memory)?;
-        Ok(Self { writer, sorter, dims, payload: vec![0; payload_bytes], pushed: 0 })
+        let (payload, row_counts) = (vec![0; payload_bytes], vec![0; dims.len()]);
+        Ok(Self { writer, sorter, dims, payload, pushed: 0, row_counts })
     }
 
     pub(crate) fn dim_of(&self, table: TableId) -> usize {
@@ -127,6 +130,7 @@ impl UnsortedRows {
         self.payload[..weights.len()].copy_from_slice(weights);
         self.sorter.push(&key_of(table, count, row), &self.payload)?;
         self.pushed += 1;
+        self.row_counts[table.0 as usize] += 1;
         Ok(())
     }
 
@@ -139,8 +143,11 @@ impl UnsortedRows {
         attachments: &[Attachment<'_>],
         written: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Report> {
-        let Self { mut writer, sorter, dims, pushed, .. } = self;
+        let Self { mut writer, sorter, dims, pushed, row_counts, .. } = self;
         let mut sorted = sorter.finish()?;
+        for (table, row_count) in (0..).map(TableId).zip(row_counts) {
+            writer.expect_rows(table, row_count)?;
+        }
         let mut count = 0u64;
         while let Some(record) = sorted.next()? {
             let (table, row) = place_of(record.key)?;

@@ -18,6 +18,7 @@ from tierbed.cli.fields import add
 from tierbed.cli.options import (
     Codec,
     DramBudget,
+    HeadRows,
     JsonOut,
     LogFormat,
     RowOptimizer,
@@ -271,6 +272,7 @@ def snapshot(
         typer.Option("--key", help="NAME=KEY: the tensor or column of a file with several."),
     ] = None,
     codec: Codec = None,
+    head_rows: HeadRows = None,
     scratch: Annotated[
         Path | None, typer.Option("--scratch", help="Folder for rows on their way; else of --out.")
     ] = None,
@@ -288,6 +290,7 @@ def snapshot(
             out,
             keys=_pairs("--key", keys or []),
             codec=codec,
+            head_rows=head_rows,
             dram_budget=dram_budget,
             scratch=scratch,
             progress=bar.set,

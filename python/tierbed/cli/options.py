@@ -32,6 +32,14 @@ Codec = Annotated[
     closed.PageCodec | None,
     typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
 ]
+HeadRows = Annotated[
+    str | None,
+    typer.Option(
+        "--head-rows",
+        metavar="ROWS",
+        help="Rows of each table with entries in the index, as 1000 or 5%; the others lie by id.",
+    ),
+]
 RowOptimizer = typer.Option("--optimizer", help="Of the rows.")
 LogFormat = Annotated[
     closed.LogFormat,

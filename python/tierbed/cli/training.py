@@ -13,7 +13,7 @@ import typer
 from tierbed._util.progress import Progress
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.folders import tables_folder
-from tierbed.cli.options import Codec, Data, DramBudget, JsonOut, Threads, finish
+from tierbed.cli.options import Codec, Data, DramBudget, HeadRows, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
     DATA,
     VOCABULARY,
@@ -157,6 +157,7 @@ def publish(
         typer.Option("--compiled", help="Compile the model too, for servers with --predict aoti."),
     ] = False,
     codec: Codec = None,
+    head_rows: HeadRows = None,
     dram_budget: DramBudget = "1GiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -182,7 +183,13 @@ def publish(
     with opened, Progress("publishing", None, "rows") as bar:
         if out is not None:
             report = opened.publish(
-                out, model, base=base, codec=codec, compiled=compiled, progress=bar.set
+                out,
+                model,
+                base=base,
+                codec=codec,
+                head_rows=head_rows,
+                compiled=compiled,
+                progress=bar.set,
             )
             result = {**asdict(report), "snapshot": str(out)}
         else:
@@ -196,6 +203,7 @@ def publish(
                 full_every=None,
                 keep=None,
                 codec=codec,
+                head_rows=head_rows,
                 compiled=compiled,
                 on_error="raise",
             )

@@ -21,17 +21,20 @@ from tierbed.errors import InvalidError
 from tierbed.results import SnapshotReport
 
 __all__ = [
+    "HeadRows",
     "PlacementFiles",
     "TableCodecs",
     "import_tables",
     "placement_files",
     "read_tables",
     "table_codecs",
+    "table_heads",
 ]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 PlacementFiles: TypeAlias = "PathLike | Mapping[str | tuple[str, ...], PathLike]"
 TableCodecs: TypeAlias = "PageCodec | Mapping[str, PageCodec]"
+HeadRows: TypeAlias = "int | str | Mapping[str, int | str]"
 
 
 def placement_files(
@@ -89,12 +92,36 @@ def table_codecs(
     return [(table_id(name), word) for name, word in named.items()]
 
 
+def table_heads(
+    head_rows: HeadRows | None,
+    tables: Sequence[str],
+    table_id: Callable[[str], int],
+    placed: Sequence[tuple[list[int], str]],
+) -> list[tuple[int, str]]:
+    """Returns the ids of tables that have a tail, and the size of the head of each.
+
+    Args:
+        head_rows: One for all tables that share no pages, or one for each that has a tail.
+        tables: The names of the tables there are.
+        table_id: Gives the id of a name.
+        placed: What :func:`placement_files` returned.
+    """
+    if head_rows is None:
+        return []
+    if isinstance(head_rows, Mapping):
+        return [(table_id(name), str(size)) for name, size in head_rows.items()]
+    shared = {table for group, _ in placed for table in group}
+    ids = (table_id(name) for name in tables)
+    return [(table, str(head_rows)) for table in ids if table not in shared]
+
+
 def import_tables(
     tables: Mapping[str, Tensor],
     out: PathLike,
     *,
     placement: PlacementFiles | None = None,
     codec: TableCodecs | None = None,
+    head_rows: HeadRows | None = None,
     dram_budget: int | str = "1GiB",
 ) -> SnapshotReport:
     """Writes a serving snapshot of plain tables.
@@ -106,6 +133,8 @@ def import_tables(
         out: A new folder.
         placement: As for :meth:`tierbed.Store.publish`.
         codec: As for :meth:`tierbed.Store.publish`.
+        head_rows: As for :meth:`tierbed.Store.publish`; the first rows are the head. Rows lie by id
+            anyway, so with 0 the pages are the same and no index is needed.
         dram_budget: Bytes for indexes and buffers.
 
     Raises:
@@ -124,10 +153,12 @@ def import_tables(
             raise InvalidError(f"no table {name!r}; there are {names}", {"table": name})
         return names.index(name)
 
+    placed = placement_files(placement, [{"name": name} for name in names], table_id)
     written = _native.import_tables(
         [(name, rows.detach().contiguous()) for name, rows in tables.items()],
-        placement_files(placement, [{"name": name} for name in names], table_id),
+        placed,
         table_codecs(codec, names, table_id),
+        table_heads(head_rows, names, table_id, placed),
         os.fspath(out),
         parse_bytes(dram_budget, "dram_budget"),
     )

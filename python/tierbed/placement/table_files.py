@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from tierbed.errors import CorruptionError, InvalidError, IoError
-from tierbed.placement.files import PathLike, PlacementFiles, TableCodecs, import_tables
+from tierbed.placement.files import (
+    HeadRows,
+    PathLike,
+    PlacementFiles,
+    TableCodecs,
+    import_tables,
+)
 from tierbed.results import SnapshotReport
 
 __all__ = ["import_files"]
@@ -27,6 +33,7 @@ def import_files(
     keys: Mapping[str, str] | None = None,
     placement: PlacementFiles | None = None,
     codec: TableCodecs | None = None,
+    head_rows: HeadRows | None = None,
     dram_budget: int | str = "1GiB",
     scratch: PathLike | None = None,
     progress: Progress | None = None,
@@ -43,6 +50,7 @@ def import_files(
         keys: By table, the tensor or column of a file that holds several.
         placement: As for :meth:`tierbed.Store.publish`.
         codec: As for :meth:`tierbed.Store.publish`.
+        head_rows: As for :func:`import_tables`.
         dram_budget: Bytes for indexes and buffers.
         scratch: Folder of the unnamed files; by default that of ``out``.
         progress: Called with (rows read, rows of all such files) while rows stream.
@@ -69,7 +77,14 @@ def import_files(
     tables = {
         name: _mapped(Path(path), keys.get(name), folder, progress) for name, path in files.items()
     }
-    return import_tables(tables, out, placement=placement, codec=codec, dram_budget=dram_budget)
+    return import_tables(
+        tables,
+        out,
+        placement=placement,
+        codec=codec,
+        head_rows=head_rows,
+        dram_budget=dram_budget,
+    )
 
 
 def _mapped(path: Path, key: str | None, scratch: Path, progress: Progress | None) -> Tensor:

@@ -29,6 +29,7 @@ class Request:
         changes: How a delta finds what changed.
         placements: Ids of tables, and the file of their placement.
         codecs: Ids of tables, and the codec of each.
+        heads: Ids of tables, and the head of each that has a tail.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Request:
     changes: str
     placements: list[tuple[list[int], str]]
     codecs: list[tuple[int, str]]
+    heads: list[tuple[int, str]]
 
 
 def publish_async(
@@ -55,6 +57,7 @@ def publish_async(
         request.changes,
         request.placements,
         request.codecs,
+        request.heads,
     )
     if not begun:
         raise UnsupportedError(

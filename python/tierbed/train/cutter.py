@@ -13,7 +13,7 @@ import torch
 
 from tierbed._util.state import COMMITTED, committed_now
 from tierbed.errors import CorruptionError, InvalidError, UnsupportedError
-from tierbed.placement.files import PlacementFiles, TableCodecs
+from tierbed.placement.files import HeadRows, PlacementFiles, TableCodecs
 from tierbed.results import SnapshotReport
 from tierbed.train.channel import ChannelView, Cut
 from tierbed.train.publishing import (
@@ -42,6 +42,7 @@ class Source:
         checkpoint: Called before each version; None for nothing.
         placement: As of :meth:`tierbed.Store.publish`.
         codec: As of :meth:`tierbed.Store.publish`.
+        head_rows: As of :meth:`tierbed.Store.publish`, of whole versions.
         attachments: Further named bytes, or what returns them.
         compiled: Those of the compiled model, if it was compiled.
     """
@@ -51,6 +52,7 @@ class Source:
     checkpoint: Callable[[], object] | None
     placement: PlacementFiles | None
     codec: TableCodecs | None
+    head_rows: HeadRows | None
     attachments: Attachments | None
     compiled: Mapping[str, bytes]
 
@@ -227,4 +229,5 @@ class Cutter:
         return [self._local.path / identity for identity, _ in self._view.chain[: plan.at + 1]]
 
     def _pages(self) -> dict[str, Any]:
-        return {"placement": self._source.placement, "codec": self._source.codec}
+        how = self._source
+        return {"placement": how.placement, "codec": how.codec, "head_rows": how.head_rows}

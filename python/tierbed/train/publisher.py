@@ -14,7 +14,7 @@ import torch
 from tierbed._util.durations import parse_seconds
 from tierbed.config.words import OnPublishError, check_word
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
-from tierbed.placement.files import PlacementFiles, TableCodecs
+from tierbed.placement.files import HeadRows, PlacementFiles, TableCodecs
 from tierbed.results import Channel, PublisherStats, PushedVersion
 from tierbed.serve.versions import Versions
 from tierbed.train.channel import ChannelView, Cut, Target
@@ -63,6 +63,7 @@ class Publisher:
             what training goes back to, which may be older than what is served.
         placement: As of :meth:`tierbed.Store.publish`; there are no deltas then.
         codec: As of :meth:`tierbed.Store.publish`.
+        head_rows: As of :meth:`tierbed.Store.publish`, of whole versions.
         attachments: Further named bytes, or a function that returns them for each version.
         compiled: Also compile ``model``, once and now, for servers that predict by ``aoti``.
         beside_training: Whether training may go on while a version is written; it takes an eighth
@@ -104,6 +105,7 @@ class Publisher:
         checkpoint: Callable[[], object] | None = None,
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
+        head_rows: HeadRows | None = None,
         attachments: Attachments | None = None,
         compiled: bool = False,
         beside_training: bool = True,
@@ -140,6 +142,7 @@ class Publisher:
             checkpoint=checkpoint,
             placement=placement,
             codec=codec,
+            head_rows=head_rows,
             attachments=attachments,
             compiled=code,
         )

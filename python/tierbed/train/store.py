@@ -30,10 +30,12 @@ from tierbed.errors import ClosedError, CorruptionError, InvalidError, Unsupport
 from tierbed.ops.operators import minutes_now
 from tierbed.ops.steps import StepWatch
 from tierbed.placement.files import (
+    HeadRows,
     PlacementFiles,
     TableCodecs,
     placement_files,
     table_codecs,
+    table_heads,
 )
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
@@ -562,6 +564,7 @@ class Store(StoreRows):
         changes: Literal["auto", "tracked", "compared"] = "auto",
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
+        head_rows: HeadRows | None = None,
         attachments: Mapping[str, bytes] | None = None,
         compiled: bool = False,
         progress: Progress | None = None,
@@ -586,13 +589,17 @@ class Store(StoreRows):
             codec: How rows are kept on pages: f32, f16, bf16, int8, int4 or gauss4, each row with
                 a scale of its own; for all tables, or by table. By default f32. A delta keeps
                 rows as its base does.
+            head_rows: How many rows of a table, or ``"5%"`` of those stored, lie most used first
+                and have entries in the index; for all tables that share no pages, or by table.
+                The others lie by id, so that a bit of the index is enough for each. By default all
+                rows have entries. A delta has none.
             attachments: Further named bytes.
             compiled: Also compile ``model``, as :func:`tierbed.serve.compile_dense` does, which
                 takes some seconds; its result among ``attachments`` does for several versions.
             progress: Called with (rows done, rows in all).
         """
         request = self._request(
-            path, model, base, changes, placement, codec, attachments, compiled=compiled
+            path, model, base, changes, placement, codec, head_rows, attachments, compiled=compiled
         )
         written = self._native.publish(
             request.path,
@@ -602,6 +609,7 @@ class Store(StoreRows):
             request.changes,
             request.placements,
             request.codecs,
+            request.heads,
         )
         return SnapshotReport(**written)
 
@@ -613,6 +621,7 @@ class Store(StoreRows):
         base: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
+        head_rows: HeadRows | None = None,
         attachments: Mapping[str, bytes] | None = None,
         compiled: bool = False,
         progress: Progress | None = None,
@@ -630,6 +639,7 @@ class Store(StoreRows):
             base: As of :meth:`publish`.
             placement: As of :meth:`publish`.
             codec: As of :meth:`publish`.
+            head_rows: As of :meth:`publish`.
             attachments: As of :meth:`publish`.
             compiled: As of :meth:`publish`.
             progress: Called with (rows done, rows in all) by that thread.
@@ -655,7 +665,7 @@ class Store(StoreRows):
             >>> store.close()
         """
         request = self._request(
-            path, model, base, "tracked", placement, codec, attachments, compiled=compiled
+            path, model, base, "tracked", placement, codec, head_rows, attachments, compiled=compiled
         )
         return publish_async(self._native, request, progress)
 
@@ -667,6 +677,7 @@ class Store(StoreRows):
         changes: str,
         placement: PlacementFiles | None,
         codec: TableCodecs | None,
+        head_rows: HeadRows | None,
         attachments: Mapping[str, bytes] | None,
         *,
         compiled: bool,
@@ -677,13 +688,16 @@ class Store(StoreRows):
         if model is not None:
             parts.update(state.model_attachments(model))
         tables = self.tables()
+        names = [table["name"] for table in tables]
+        placed = placement_files(placement, tables, self.table_id)
         return Request(
             path=os.fspath(path),
             attachments=sorted(parts.items()),
             base=_paths(base),
             changes=changes,
-            placements=placement_files(placement, tables, self.table_id),
-            codecs=table_codecs(codec, [table["name"] for table in tables], self.table_id),
+            placements=placed,
+            codecs=table_codecs(codec, names, self.table_id),
+            heads=table_heads(head_rows, names, self.table_id, placed),
         )
 
     def verify(self) -> int:

@@ -11,14 +11,16 @@ use tierbed_core::{Budget, RowId, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::{Device, Folder, MemoryDevice, MemoryFolder, PAGE_BYTES};
 use tierbed_kernels::Codec;
 
-use crate::codecs::TableCodecs;
+use crate::codecs::{TableCodecs, Tables};
 use crate::forward_index::{ForwardIndex, IndexShape};
 use crate::manifest::{
-    Manifest, Placed, PlacementInfo, TableContents, INDEX_NAME, PLAIN_VERSION, SNAPSHOT_VERSION,
+    Manifest, Placed, PlacementInfo, TableContents, TailInfo, INDEX_NAME, PLAIN_VERSION,
+    SNAPSHOT_VERSION,
 };
 use crate::overlay::{Change, Overlay, OverlayParts};
 use crate::page::{le_u64, PageShape, PageView};
 use crate::places::{places_blocks, Places};
+use crate::tails::{TailShapes, Tails};
 
 // Puts the checksum of the rest over the first four bytes.
 fn mend(bytes: &mut [u8]) -> u32 {
@@ -99,6 +101,7 @@ pub fn overlay(bytes: &[u8]) {
         placed: None,
         codecs: TableCodecs::default(),
         is_sparse: false,
+        tailed: None,
     };
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let device = Arc::new(MemoryDevice::new("rows.pages"));
@@ -180,6 +183,53 @@ pub fn places(bytes: &[u8]) {
     }
 }
 
+/// The index of a tail; the first six bytes say how many rows are stored, and are of the head, of
+/// tables of short and of long rows.
+pub fn tails(bytes: &[u8]) {
+    let Some((head, rest)) = bytes.split_first_chunk::<6>() else { return };
+    let [low, high, head_low, head_high, stored_long, head_long] = *head;
+    let sizes = [
+        (u16::from_le_bytes([low, high]), u16::from_le_bytes([head_low, head_high])),
+        (u16::from(stored_long), u16::from(head_long)),
+    ];
+    let Ok(schema) = Schema::new(tables().into_iter().take(2).collect()) else { return };
+    let codecs = TableCodecs::default();
+    let (mut contents, mut infos, mut page_count) = (Vec::new(), Vec::new(), 0);
+    for ((table, id), (stored, of_head)) in schema.tables().iter().zip(0..).zip(sizes) {
+        let (row_count, head_rows) = (u64::from(stored), u64::from(of_head));
+        let shape = PageShape::new(table, codecs.of(TableId(id)));
+        let pages = |rows: u64| {
+            rows.div_ceil(shape.rows_per_page as u64) * shape.parts_per_row as u64
+        };
+        let own = pages(head_rows) + pages(row_count.saturating_sub(head_rows));
+        contents.push(TableContents { row_count, page_count: own });
+        infos.push(TailInfo { table: id, head_rows, first_page: page_count });
+        page_count += own;
+    }
+    let tables = Tables { schema: &schema, codecs: &codecs };
+    let Ok(shapes) = TailShapes::new(tables, &contents, &infos) else { return };
+    let mut file = rest.to_vec();
+    let crc = mend_blocks(&mut file, shapes.block_count());
+    let device = MemoryDevice::new("rows.tails");
+    if device.write_at(0, &file).is_err() {
+        return;
+    }
+    let Ok(tails) = Tails::load(shapes, &device, crc) else { return };
+    for ((table, id), contents) in schema.tables().iter().zip(0..).zip(&contents) {
+        let mut stored = 0;
+        for row in (0..table.row_count).map(RowId) {
+            match tails.get(RowKey::new(TableId(id), row)) {
+                Some(Ok(Some(page))) => assert!(page < page_count, "names a page that exists"),
+                Some(Ok(None)) => continue,
+                Some(Err(_)) => {}
+                None => panic!("table {id} has a tail"),
+            }
+            stored += 1;
+        }
+        assert_eq!(stored, contents.row_count, "as many rows as are stored");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tierbed_sim::fuzz::replay_seeds;
@@ -191,5 +241,6 @@ mod tests {
         replay_seeds("snapshot_index", super::index);
         replay_seeds("snapshot_overlay", super::overlay);
         replay_seeds("snapshot_places", super::places);
+        replay_seeds("snapshot_tails", super::tails);
     }
 }

@@ -21,8 +21,8 @@ use tierbed_kernels::{Codec, ProductQuantizer};
 use tierbed_remote::{Head, Location, Pull, Push, Want};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
 use tierbed_snapshot::index::PageIndex;
-use tierbed_snapshot::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
-use tierbed_snapshot::{PlacedTables, SnapshotWriter};
+use tierbed_snapshot::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME, TAILS_NAME};
+use tierbed_snapshot::{HeadSize, PageLayout, PlacedTables, SnapshotWriter, TableHeads};
 use tierbed_store::cold::{ColdOptions, ColdStore, MemoryOptions};
 use tierbed_store::{FileStore, FileStoreOptions, MemoryStore};
 use tierbed_vocab::{bucket_table, PageCache, Policy, Scratch, Vocabulary, PAGE_BYTES};
@@ -150,7 +150,8 @@ fn snapshot() -> Outcome {
     let page_count = (pages.len() / BLOCK_BYTES) as u16;
     let index = [&page_count.to_le_bytes(), &read(INDEX_NAME)?[..256]].concat();
     put("snapshot_index", "index", &index)?;
-    places()
+    places()?;
+    tails()
 }
 
 /// Three home pages of ten rows, and a page that repeats the first five.
@@ -169,6 +170,29 @@ fn places() -> Outcome {
     writer.finish()?;
     let places = folder.read(PLACES_NAME)?.unwrap_or_default();
     put("snapshot_places", "places", &[&[4, 35, 0], &places[..280]].concat())
+}
+
+/// 750 rows of which 300 are of the head, and three long ones of which two are.
+fn tails() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let schema = Schema::new(vec![table("narrow", 8, 3000), table("long", 3000, 40)])?;
+    let sizes = [(TableId(0), HeadSize::Rows(300)), (TableId(1), HeadSize::Rows(2))];
+    let layout = PageLayout { heads: TableHeads::new(sizes), ..PageLayout::default() };
+    let budget = Budget::unlimited();
+    let mut writer = SnapshotWriter::create_placed(folder.clone(), &schema, layout, &budget)?;
+    for row in (0..3000u32).step_by(4).rev() {
+        writer.push(TableId(0), RowId(row.into()), &[row as f32; 8])?;
+    }
+    for row in [7, 9, 2] {
+        writer.push(TableId(1), RowId(row), &[1.0; 3000])?;
+    }
+    writer.finish()?;
+    let tails = folder.read(TAILS_NAME)?.unwrap_or_default();
+    let sizes = [750u16.to_le_bytes(), 300u16.to_le_bytes(), [3, 2]].concat();
+    put("snapshot_tails", "tails", &[sizes, tails[..592].to_vec()].concat())?;
+    let manifest = folder.read(MANIFEST_NAME)?.unwrap_or_default();
+    let body = manifest.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    put("snapshot_manifest", "tailed-body", &manifest[body..])
 }
 
 fn with_length(first: &[u8], rest: &[u8]) -> Vec<u8> {

@@ -10,7 +10,7 @@ use tierbed_kernels::layout::{BagRange, Columns, Rows};
 use tierbed_kernels::{fill_initial, Pooling};
 
 use super::*;
-use crate::manifest::{ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
+use crate::manifest::{ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME, TAILS_NAME};
 use crate::{Backend, FeatureLayout, Report, SnapshotRows, SnapshotWriter};
 
 mod beside;
@@ -24,6 +24,7 @@ mod placed;
 mod refresh;
 mod resident;
 mod shared;
+mod tails;
 mod tiers;
 
 type Model = BTreeMap<RowKey, Vec<f32>>;
@@ -517,6 +518,7 @@ fn the_format_document_has_the_constants_of_the_code() {
         format!("`{PAGES_NAME}`"),
         format!("`{INDEX_NAME}`"),
         format!("`{PLACES_NAME}`"),
+        format!("`{TAILS_NAME}`"),
         format!("`{ATTACHMENT_PREFIX}<name>`"),
         format!(
             "{} bytes when the table has at least 2^{} rows",

@@ -235,7 +235,7 @@ impl WindowEngine {
     pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
         if self.buffer.is_none() {
             let growth_bytes = self.growth_bytes_max();
-            self.name_least_to_publish();
+            self.name_least_to_publish(0);
             let free_bytes = self.budget.free_bytes();
             let kept_bytes = growth_bytes.min(kept_bytes_max(self.backend, &self.budget));
             let bytes_max = self.buffer_bytes_max.min(free_bytes.saturating_sub(kept_bytes));

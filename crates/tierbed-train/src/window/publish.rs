@@ -61,7 +61,7 @@ impl WindowEngine {
         let mut against = base.as_ref().map(|base| self.against(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
-        self.name_least_to_publish();
+        self.name_least_to_publish(layout.tails_bytes_min(&schema));
         let scan_memory = self.reserve_for_scan()?;
         let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &self.budget)?;
         drop(scan_memory);
@@ -81,6 +81,7 @@ impl WindowEngine {
             }
             let (mut sorted, row_count) =
                 self.sort_rows(id, &folder, against.as_mut(), &mut meter)?;
+            writer.expect_rows(id, row_count)?;
             let mut written = 0u64;
             while let Some(record) = sorted.next()? {
                 let row = row_of(record.key)?;
@@ -119,12 +120,12 @@ impl WindowEngine {
     }
 
     /// Makes errors name a budget that suffices to the end, a publish included: its parts ask for
-    /// memory one after the other.
-    pub(crate) fn name_least_to_publish(&self) {
-        self.name_least(self.publish_bytes_min() + self.growth_bytes_max());
+    /// memory one after the other. Tails need `tails_bytes`.
+    pub(crate) fn name_least_to_publish(&self, tails_bytes: u64) {
+        self.name_least(self.publish_bytes_min() + tails_bytes + self.growth_bytes_max());
     }
 
-    /// Returns the least memory of a publish.
+    /// Returns the least memory of a publish without tails.
     pub(crate) fn publish_bytes_min(&self) -> u64 {
         let weight_bytes = |table: &TableSchema| 4 * table.dim as usize;
         let largest = self.schema.tables().iter().map(weight_bytes).max().unwrap_or(0);

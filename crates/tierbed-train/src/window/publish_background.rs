@@ -64,7 +64,8 @@ impl WindowEngine {
         };
         let changes = &mut self.store.changes;
         let noted = base.as_ref().map(|base| base.noted_in(changes)).transpose()?;
-        let bytes = (self.budget.limit_bytes() / PUBLISH_SHARE).max(2 * self.publish_bytes_min());
+        let least_bytes = 2 * (self.publish_bytes_min() + layout.tails_bytes_min(&self.schema));
+        let bytes = (self.budget.limit_bytes() / PUBLISH_SHARE).max(least_bytes);
         if self.budget.free_bytes() < bytes + self.growth_bytes_max() {
             self.release_buffer()?;
         }

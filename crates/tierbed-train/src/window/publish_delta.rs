@@ -112,7 +112,7 @@ impl OpenBase {
 
     /// Returns how rows of the delta lie on pages.
     pub(crate) fn layout(&self) -> PageLayout {
-        PageLayout { placed: Vec::new(), codecs: self.chain.codecs().clone() }
+        PageLayout { codecs: self.chain.codecs().clone(), ..PageLayout::default() }
     }
 
     /// Decides how the rows that changed are found. `since` is given what the base is known by: the

@@ -42,7 +42,7 @@ fn kept(codec: &Codec, rows: &[(RowKey, Vec<f32>)]) -> Model {
 }
 
 fn layout(codecs: TableCodecs) -> PageLayout {
-    PageLayout { codecs, placed: Vec::new() }
+    PageLayout { codecs, ..PageLayout::default() }
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn tables_that_share_pages_share_a_codec_and_more_rows_a_page() {
     let plain = publish_in(&memory_folder(), &schema, placed([59, 15]).into(), &rows);
     let codecs = all_in(&Codec::Int8, &schema);
     let folder = memory_folder();
-    let layout = PageLayout { placed: placed([169, 56]), codecs };
+    let layout = PageLayout { placed: placed([169, 56]), codecs, ..PageLayout::default() };
     let report = publish_in(&folder, &schema, layout, &rows);
     assert!(3 * report.page_count <= plain.page_count + 9, "{report:?} of {plain:?}");
     let snapshot = Snapshot::open(Arc::clone(&folder), &options(8 << 20)).unwrap();
@@ -135,7 +135,8 @@ fn tables_that_share_pages_share_a_codec_and_more_rows_a_page() {
     assert_eq!(snapshot.verify().unwrap(), report.page_count + blocks);
     // One codec more than their pages have.
     let two = TableCodecs::named([(TableId(0), "int8"), (TableId(2), "int4")]).unwrap();
-    let layout = PageLayout { placed: placed([59, 15]), codecs: two };
+    let layout =
+        PageLayout { placed: placed([59, 15]), codecs: two, ..PageLayout::default() };
     let budget = Budget::unlimited();
     let error = SnapshotWriter::create_placed(memory_folder(), &schema, layout, &budget);
     assert!(error.unwrap_err().to_string().contains("same codec"));

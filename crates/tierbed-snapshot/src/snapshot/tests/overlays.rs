@@ -43,7 +43,7 @@ impl Chain {
         let ids = (0..self.schema.tables().len() as u32).map(TableId);
         let tables = ids.map(|id| (id, self.codec.name()));
         let codecs = TableCodecs::named(tables).unwrap();
-        let layout = PageLayout { codecs, placed };
+        let layout = PageLayout { codecs, placed, ..PageLayout::default() };
         let budget = Budget::new(6 << 20);
         SnapshotWriter::create_placed(Arc::clone(folder), &self.schema, layout, &budget).unwrap()
     }
