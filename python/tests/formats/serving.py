@@ -190,6 +190,37 @@ def _check_coded_pages(folder: Path, facts: Facts) -> None:
     _check_snapshot(folder / "placed", PLACED, facts["placed"])
 
 
+# ---------------------------------------------------------------- tails
+
+
+def _write_tails(folder: Path) -> Facts:
+    sizes = {**ROWS, **LARGE}
+    with open_store(folder / "store", "file") as store:
+        train(store, 0, 30)
+        _train_large(store, torch.arange(0, LARGE["large"], 70))
+        _train_large(store, torch.arange(0, LARGE["large"], 700))
+        store.publish(folder / "base", head_rows={"narrow": 20, "large": "30%"})
+        store.publish(folder / "int8", head_rows=0, codec="int8")
+        facts = {name: _lookup(folder / name, sizes) for name in ("base", "int8")}
+        train(store, 30, 34)
+        _train_large(store, torch.tensor([0, 7, 1401, 65_535, 65_536, 69_999]))
+        store.publish(folder / "delta", base=folder / "base")
+        store.publish(folder / "next")
+    facts["next"] = _lookup(folder / "next", sizes)
+    for left in ("store", "next"):
+        shutil.rmtree(folder / left)
+    return facts
+
+
+def _check_tails(folder: Path, facts: Facts) -> None:
+    sizes = {**ROWS, **LARGE}
+    assert (folder / "base" / "snapshot.json").read_text().startswith("tierbed-snapshot 5 ")
+    for name in ("base", "int8"):
+        _check_snapshot(folder / name, sizes, facts[name])
+    tb.Snapshot.apply(folder / "base", folder / "delta", folder / "applied")
+    _check_snapshot(folder / "applied", sizes, facts["next"])
+
+
 # ---------------------------------------------------------------- tiers and neighbours
 
 
@@ -318,6 +349,7 @@ CASES = [
     Case("sparse-delta", _write_sparse, _check_sparse),
     Case("placement-and-log", _write_placed, _check_placed),
     Case("coded-pages", _write_coded_pages, _check_coded_pages),
+    Case("tails", _write_tails, _check_tails),
     Case("tiers-and-neighbours", _write_tiers, _check_tiers),
     Case("vocabulary", _write_vocabulary, _check_vocabulary),
     Case("ranks", _write_ranks, _check_ranks),

@@ -202,6 +202,45 @@ def test_a_delta_keeps_the_codecs_of_its_base(tmp_path: Path) -> None:
     check(tmp_path / "next", wanted)
 
 
+def test_a_delta_has_no_head(tmp_path: Path) -> None:
+    remedy = "leave head_rows out, or publish in full"
+    with opened(tmp_path / "store", order="window") as store:
+        emb = collection(store)
+        step(emb)
+        store.publish(tmp_path / "base", head_rows=10)
+        step(emb)
+        with refused(tb.UnsupportedError, remedy):
+            store.publish(tmp_path / "x", base=tmp_path / "base", head_rows=10)
+        store.publish(tmp_path / "full", head_rows=10)
+        store.publish(tmp_path / "delta", base=tmp_path / "base")
+        wanted = store.read_rows("item", 0, ROWS)
+    check(tmp_path / "full", wanted)
+    tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "next")
+    check(tmp_path / "next", wanted)
+
+
+def test_a_head_is_some_rows_of_a_table_with_its_own_pages(
+    rows: torch.Tensor, tmp_path: Path
+) -> None:
+    for wrong in (-1, "101%", "many"):
+        with refused(tb.InvalidError, "give a number from 0 on, or 0% to 100%"):
+            import_tables({"item": rows}, tmp_path / f"wrong-{wrong}", head_rows=wrong)
+    import_tables({"item": rows}, tmp_path / "right", head_rows="100%")
+    check(tmp_path / "right", rows)
+    placement = {"item": _placed(tmp_path, ROWS)}
+    given: dict[str, dict[str, Any]] = {
+        "out of the placement": {"head_rows": {"item": 10}},
+        "out of head_rows": {"placement": placement},
+    }
+    remedy = "leave it out of the placement, or out of head_rows"
+    with refused(tb.InvalidError, remedy):
+        both = {"head_rows": {"item": 10}, "placement": placement}
+        import_tables({"item": rows}, tmp_path / "both", **both)
+    for name, options in given.items():
+        import_tables({"item": rows}, tmp_path / name, **options)
+        check(tmp_path / name, rows)
+
+
 def test_placed_snapshots_are_published_in_full(tmp_path: Path) -> None:
     placement = _placed(tmp_path, 1000)
     remedy = "publish in full, with the placement"

@@ -8,6 +8,9 @@ middle one of the caches. A cache begins as full as queries before would have le
 snapshots stand, all of the same run: the same rows in memory; mapped, with as many bytes of pages
 in memory as the row cache has in the row beside it; and the reads per second of the device itself,
 with as many in flight.
+
+With ``head_rows`` follow snapshots without a placement, most used rows first (``by_use``), and such
+whose rows lie by id behind a head (``tail``): what their index takes, and what that costs in pages.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class LogOptions:
         scratch: Folder for what is deleted again; it needs room for a table and its replicas.
         seed: Of everything that is drawn.
         query_count_max: Queries of the log that are used.
+        head_rows: Heads of tables whose other rows lie by id, as rows or shares; none for none.
     """
 
     log: Path
@@ -82,6 +86,7 @@ class LogOptions:
     scratch: Path | None = None
     seed: int = 1
     query_count_max: int | None = None
+    head_rows: tuple[str, ...] = ()
 
 
 def quick(options: LogOptions) -> LogOptions:
@@ -101,6 +106,7 @@ def quick(options: LogOptions) -> LogOptions:
         scratch=options.scratch,
         seed=options.seed,
         query_count_max=20_000,
+        head_rows=options.head_rows,
     )
 
 
@@ -113,7 +119,7 @@ def run_lookup_log(out: Path, options: LogOptions, json_path: Path | None = None
         bench = _Bench(options, Path(folder))
         rows = bench.measure()
     ratios = _speeds(rows)
-    checks = _checks(rows, ratios)
+    checks = {**_checks(rows, ratios), **_tail_checks(rows)}
     told = {"placed": bench.placed, "clones": bench.clones, "checks": checks}
     path = write_suite(out, "lookup_log", rows, ratios, _bars(rows), told)
     if json_path is not None:
@@ -151,7 +157,8 @@ class _Bench:
             for one in wanted:
                 rows += self._snapshot(one)
                 bar.advance(note=f"{one['method']} {one['ratio']}")
-        return rows
+        heads = [None, *self.options.head_rows] if self.options.head_rows else []
+        return rows + [row for head_rows in heads for row in self._by_use(head_rows)]
 
     def _place(self, wanted: list[Row]) -> Row:
         return self._command(
@@ -162,6 +169,7 @@ class _Bench:
             rows_per_page=rows_per_page_of(self.options.dim),
             methods=wanted,
             later=str(self.folder / "later"),
+            earlier=str(self.folder / "earlier") if self.options.head_rows else None,
             seed=self.options.seed,
             threads=self.options.threads,
         )
@@ -223,6 +231,27 @@ class _Bench:
         if one["method"] == "shp":
             rows += self._in_memory(path)
         rows = [{**row, **named} for row in rows]
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+        return rows
+
+    def _by_use(self, head_rows: str | None) -> list[Row]:
+        """Most used rows first, without a placement; with a head, the others by id."""
+        path = self.folder / "snapshot"
+        written = self._command(
+            "write_by_use",
+            log=str(self.folder / "earlier"),
+            out=str(path),
+            dim=self.options.dim,
+            clones=self.clones,
+            skew=self.options.skew,
+            head_rows=head_rows,
+        )
+        named = {"what": "tail" if head_rows else "by_use", "method": head_rows or "all rows"}
+        named |= {"ratio": 0.0, **{key: written[key] for key in ("index_bytes", "pages_bytes")}}
+        named |= {"write_s": written["write_s"], "settle_s": self._settle(path)}
+        rows = [{**self._ask(path, share), **named} for share in self.options.caches]
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
@@ -386,6 +415,23 @@ def _checks(rows: Sequence[Row], ratios: dict[str, float]) -> dict[str, Row]:
         "device_share, smallest": {"value": min(busy), "aim": "at least 0.9"},
         "device_share, median": {"value": median(busy), "aim": "at least 0.9"},
     }
+
+
+def _tail_checks(rows: Sequence[Row]) -> dict[str, Row]:
+    """What a head saves of the index, and what it costs in pages."""
+    every = {row["cache_share"]: row for row in rows if row["what"] == "by_use"}
+    checks: dict[str, Row] = {}
+    for row in rows:
+        if row["what"] != "tail":
+            continue
+        base, name = every[row["cache_share"]], f"head of {row['method']}"
+        share = row["index_bytes"] / base["index_bytes"]
+        checks[f"index_bytes, {name} vs all rows"] = {"value": share, "aim": "at most 0.15"}
+        if base["pages_per_query"]:
+            ratio = row["pages_per_query"] / base["pages_per_query"]
+            name = f"pages_per_query, {name} vs all rows, cache {row['cache_share']}"
+            checks[name] = {"value": ratio, "aim": "at most 1.03"}
+    return checks
 
 
 def _bars(rows: Sequence[Row]) -> Callable[[Any], None]:

@@ -123,7 +123,8 @@ impl TailWriter {
             State::Closed => {
                 return Err(Error::invalid("rows of a table with a tail come one after the other")
                     .with("table_id", self.table.0)
-                    .with("row", row.0));
+                    .with("row", row.0)
+                    .with("remedy", "push all rows of a table before those of the next"));
             }
             State::Waiting => {
                 self.first_page = sink.pages.page_count();
@@ -147,11 +148,7 @@ impl TailWriter {
         match &mut self.state {
             State::Sorting(sorter) => sorter.push(&key_of(row), code),
             State::Open(last) => {
-                if *last >= Some(row) {
-                    return Err(Error::invalid("rows of a tail come by id")
-                        .with("table_id", self.table.0)
-                        .with("row", row.0));
-                }
+                assert!(*last < Some(row), "{row:?} of a tail comes behind {last:?}");
                 if last.replace(row).is_none() {
                     self.seal(sink)?;
                 }

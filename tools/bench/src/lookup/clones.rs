@@ -54,6 +54,20 @@ impl Clones {
         clone as u32 * self.row_count
     }
 
+    /// Returns the rows of all clones, most used first, by the uses of each row of one clone.
+    #[must_use]
+    pub fn rows_by_use(&self, uses: &[u32]) -> Vec<u32> {
+        let before = std::iter::once(0.0).chain(self.shares.iter().copied());
+        let shares = self.shares.iter().zip(before).map(|(share, before)| share - before);
+        let mut ranked: Vec<(f64, u32)> = Vec::with_capacity(self.row_count() as usize);
+        for (clone, share) in (0..).zip(shares) {
+            let rows = (clone * self.row_count..).zip(uses);
+            ranked.extend(rows.map(|(row, &uses)| (share * f64::from(uses), row)));
+        }
+        ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        ranked.into_iter().map(|(_, row)| row).collect()
+    }
+
     /// Returns the index of the clones of a placed table, each on pages of its own.
     ///
     /// # Errors

@@ -87,7 +87,7 @@ pub(super) struct SelectJob {
     calls: u64,
 }
 
-fn read_packed(path: &Path) -> Result<QueryLog> {
+pub(super) fn read_packed(path: &Path) -> Result<QueryLog> {
     let mut source = PackedQueries::open(path)?;
     read_log(&mut source, &ReadOptions::default(), &mut |_, _| Ok(()))
 }

@@ -7,12 +7,14 @@
 //! |---|---|---|
 //! | `place` | placements of the earlier part of a log | replicas, seconds |
 //! | `write` | a snapshot of the clones of a placed table | rows, pages, bytes |
+//! | `write_by_use` | the same table, most used rows first, with a head and a tail | rows, pages, bytes |
 //! | `run` | queries of a log, closed loop, on some threads | counts, time, processor time |
 //! | `select` | choosing pages alone, of the same queries | processor time |
 //! | `raw` | random reads of single pages, as many at once as the engine takes | reads per second |
 //!
 //! Tables larger than their logs are [`clones`] of one table side by side.
 
+mod by_use;
 mod clones;
 mod drive;
 mod place;
@@ -31,6 +33,7 @@ pub(crate) use drive::join;
 enum Command {
     Place(place::PlaceJob),
     Write(write::WriteJob),
+    WriteByUse(by_use::ByUseJob),
     Run(drive::RunJob),
     Select(drive::SelectJob),
     Raw(raw::RawJob),
@@ -46,6 +49,7 @@ pub fn serve(command: &str) -> Result<Value> {
     match command {
         Command::Place(job) => place::place(&job),
         Command::Write(job) => write::write(&job),
+        Command::WriteByUse(job) => by_use::write(&job),
         Command::Run(job) => drive::run(&job),
         Command::Select(job) => drive::select(&job),
         Command::Raw(job) => raw::raw(&job),

@@ -30,6 +30,9 @@ pub(super) struct PlaceJob {
     methods: Vec<Wanted>,
     /// Where the later queries go, as a packed log.
     later: PathBuf,
+    /// Where the earlier ones go, if somebody asks for them.
+    #[serde(default)]
+    earlier: Option<PathBuf>,
     seed: u64,
     threads: usize,
 }
@@ -58,6 +61,9 @@ pub(super) fn place(job: &PlaceJob) -> Result<Value> {
             .with("split", job.split));
     }
     write_packed(&later, &job.later)?;
+    if let Some(path) = &job.earlier {
+        write_packed(&earlier, path)?;
+    }
     let meter = Meter::new();
     let mut homes = None;
     let mut built = Vec::new();

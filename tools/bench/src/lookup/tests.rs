@@ -165,3 +165,44 @@ fn earlier_clones_are_asked_for_more_often() {
         assert!((count - expected).abs() < 60, "{counts:?}");
     }
 }
+
+#[test]
+fn an_index_of_a_head_is_small_and_the_head_costs_no_page_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    // Few rows are asked for nearly always.
+    let mut rng = SplitMix64::new(3);
+    let queries = (0..4000).map(|_| {
+        let mut rows: Vec<u32> = (0..4)
+            .map(|_| {
+                let rank = (f64::from(20 * ROWS)).powf(rng.unit_f64()) as u32;
+                rank * 77 % (20 * ROWS)
+            })
+            .collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    });
+    let log = QueryLog::from_queries(20 * ROWS, queries).unwrap();
+    write_packed(&log, &folder.path().join("log")).unwrap();
+    let asked = json!({ "log": path("log"), "clones": 20, "skew": 1.0, "seed": 1 });
+    let choice = json!({ "is_greedy": false, "index_limit": 10, "is_pipelined": true });
+    let [every_row, of_head] = [None, Some("10%")].map(|head_rows| {
+        let out = path(head_rows.unwrap_or("every"));
+        let job = json!({
+            "do": "write_by_use", "log": path("log"), "out": out, "dim": 64, "clones": 20,
+            "skew": 1.0, "head_rows": head_rows,
+        });
+        let written = serve(&job.to_string()).unwrap();
+        let job = json!({
+            "do": "run", "snapshot": out, "asked": asked, "choice": choice,
+            "backend": "memory", "threads": 1, "queue_depth": 8, "batch": 1,
+            "warm_calls": 2000, "calls": 4000, "warm_seconds_max": 60.0,
+            "seconds_max": 60.0, "cache_share": 0.1,
+        });
+        let run = serve(&job.to_string()).unwrap();
+        (number(&written, "index_bytes"), number(&run, "pages_per_query"))
+    });
+    assert!(of_head.0 <= 0.2 * every_row.0, "{of_head:?} of {every_row:?}");
+    assert!(of_head.1 <= 1.03 * every_row.1, "{of_head:?} of {every_row:?}");
+}

@@ -93,6 +93,10 @@ def lookup(
         float, typer.Option("--seconds", help="With --log: longest time of a measurement.")
     ] = 1.5,
     scratch: Scratch = None,
+    head_rows: Annotated[
+        str,
+        typer.Option("--head-rows", help="With --log: also heads before tails by id, as 1%,5%."),
+    ] = "",
 ) -> None:
     """Measure lookups from a snapshot on disk, next to memory; with --log by placement.
 
@@ -113,6 +117,7 @@ def lookup(
         seconds=seconds,
         scratch=scratch,
         seed=seed,
+        head_rows=tuple(size.strip() for size in head_rows.split(",") if size.strip()),
     )
     check(options)
     _told(run_lookup_log(out, quick_options(options) if quick else options, json))

@@ -246,11 +246,6 @@ fn what_has_no_tail_is_refused() {
     let error = writer.push(TableId(0), RowId(9), &[0.0; 4]).unwrap_err();
     assert!(error.to_string().contains("one after the other"), "{error}");
     writer.finish().unwrap();
-    let mut writer = create(all_have(HeadSize::Rows(0), &schema)).unwrap();
-    writer.expect_order_of_ids();
-    writer.push(TableId(0), RowId(7), &[0.0; 4]).unwrap();
-    let error = writer.push(TableId(0), RowId(6), &[0.0; 4]).unwrap_err();
-    assert!(error.to_string().contains("come by id"), "{error}");
 }
 
 /// Every single bit of every file of a small snapshot.
