@@ -665,7 +665,15 @@ class Store(StoreRows):
             >>> store.close()
         """
         request = self._request(
-            path, model, base, "tracked", placement, codec, head_rows, attachments, compiled=compiled
+            path,
+            model,
+            base,
+            "tracked",
+            placement,
+            codec,
+            head_rows,
+            attachments,
+            compiled=compiled,
         )
         return publish_async(self._native, request, progress)
 
