@@ -14,7 +14,7 @@ use tierbed_train::window::{FindBy, FrozenRows, Published};
 use tierbed_train::ShardedEngine;
 
 use crate::errors::run;
-use crate::folders::{open_base, read_layout};
+use crate::folders::{check_delta_layout, open_base, read_layout};
 use crate::plain::Plain;
 use crate::progress::Progress;
 use crate::store::{borrowed, opened, NativeStore};
@@ -44,10 +44,11 @@ fn begin_publish(
     heads: Vec<(u32, String)>,
 ) -> PyResult<bool> {
     store.get().with(store.py(), |engine| {
+        let layout = read_layout(&placements, &codecs, &heads)?;
         let published = match base {
-            None => Published::Whole(read_layout(&placements, &codecs, &heads)?),
+            None => Published::Whole(layout),
             Some(base) => {
-                check_plain(&placements, &codecs, &heads)?;
+                check_delta_layout(&layout, !codecs.is_empty())?;
                 Published::Delta(open_base(&base, FindBy::from_name(changes)?)?)
             }
         };
@@ -56,30 +57,6 @@ fn begin_publish(
         engine.begin_publish(folder, published, &borrowed(&attachments))?;
         Ok(true)
     })
-}
-
-/// Refuses what a delta cannot have.
-///
-/// # Errors
-/// `Unsupported` for placements, codecs and tails of its own.
-pub(crate) fn check_plain(
-    placements: &[(Vec<u32>, PathBuf)],
-    codecs: &[(u32, String)],
-    heads: &[(u32, String)],
-) -> Result<()> {
-    if !placements.is_empty() {
-        return Err(Error::unsupported("a delta cannot have placements")
-            .with("remedy", "publish in full, with the placement"));
-    }
-    if !codecs.is_empty() {
-        return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
-            .with("remedy", "leave the codec out, or publish in full"));
-    }
-    if !heads.is_empty() {
-        return Err(Error::unsupported("a delta has no tails")
-            .with("remedy", "leave head_rows out, or publish in full"));
-    }
-    Ok(())
 }
 
 /// Copies what [`begin_publish`] froze, while others use the store, and writes it; returns a

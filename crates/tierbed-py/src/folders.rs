@@ -132,6 +132,24 @@ pub(crate) fn read_layout(
     Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)?, heads })
 }
 
+/// Checks that nothing is said of how a delta lies on pages: it has no placement and no tail, and the
+/// codecs of its base.
+pub(crate) fn check_delta_layout(layout: &PageLayout, names_codecs: bool) -> Result<()> {
+    if !layout.placed.is_empty() {
+        return Err(Error::unsupported("a delta cannot have placements")
+            .with("remedy", "publish in full, with the placement"));
+    }
+    if names_codecs {
+        return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
+            .with("remedy", "leave the codec out, or publish in full"));
+    }
+    if !layout.heads.is_empty() {
+        return Err(Error::unsupported("a delta has no tails")
+            .with("remedy", "leave head_rows out, or publish in full"));
+    }
+    Ok(())
+}
+
 /// Opens what a delta is made against: a snapshot, then deltas that lie upon it.
 pub(crate) fn open_base(folders: &[PathBuf], find_by: FindBy) -> Result<DeltaBase> {
     let mut opened = folders

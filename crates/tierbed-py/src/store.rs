@@ -20,10 +20,9 @@ use tierbed_train::{
     Access, Answer, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine,
 };
 
-use crate::background::check_plain;
 use crate::ending::attached;
 use crate::errors::{run, to_python};
-use crate::folders::{open_base, read_layout};
+use crate::folders::{check_delta_layout, open_base, read_layout};
 use crate::plain::Plain;
 use crate::progress::Progress;
 use crate::python_store::PythonStore;
@@ -584,14 +583,15 @@ impl NativeStore {
         let mut tell = |done: u64, total: u64| told.tell(done, total).is_ok();
         let result = self.with(py, |engine| {
             let (parts, tell) = (borrowed(&attachments), &mut tell);
-            let report = if let Some(base) = base {
-                check_plain(&placements, &codecs, &heads)?;
-                let base = open_base(&base, FindBy::from_name(changes)?)?;
-                engine.engine_mut().publish_delta(&path, base, &parts, tell)?
-            } else {
-                FindBy::from_name(changes)?;
-                let layout = read_layout(&placements, &codecs, &heads)?;
-                engine.engine_mut().publish_placed(&path, layout, &parts, tell)?
+            let layout = read_layout(&placements, &codecs, &heads)?;
+            let find_by = FindBy::from_name(changes)?;
+            let report = match base {
+                None => engine.engine_mut().publish_placed(&path, layout, &parts, tell)?,
+                Some(base) => {
+                    check_delta_layout(&layout, !codecs.is_empty())?;
+                    let base = open_base(&base, find_by)?;
+                    engine.engine_mut().publish_delta(&path, base, &parts, tell)?
+                }
             };
             Ok(Plain(report))
         });

@@ -107,13 +107,8 @@ pub fn apply_delta(
     check_plain(base.manifest())?;
     let codecs = &delta.manifest().codecs;
     check_codecs(base.schema(), &base.manifest().codecs, codecs)?;
-    let tails = base.manifest().tailed.iter().flat_map(|tailed| &tailed.tails);
-    let heads = tails.map(|tail| (TableId(tail.table), HeadSize::Rows(tail.head_rows)));
-    let layout = PageLayout {
-        codecs: codecs.clone(),
-        heads: TableHeads::new(heads),
-        ..PageLayout::default()
-    };
+    let heads = heads_of(base);
+    let layout = PageLayout { codecs: codecs.clone(), heads, ..PageLayout::default() };
     let mut writer =
         SnapshotWriter::create_placed(Arc::clone(out), delta.schema(), layout, budget)?;
     writer.expect_order_of_ids();
@@ -133,10 +128,7 @@ pub fn apply_delta(
             if is_replaced {
                 return Ok(());
             }
-            let place = if holds(base.schema(), key) { base.own_page_of(key)? } else { None };
-            // Rows of a tail and new ones lie by id.
-            let tail_page = base.tails().tail_page(key).unwrap_or(u64::MAX);
-            let place = place.filter(|&page| page < tail_page);
+            let place = place_in(base, key)?;
             let record_bytes = options.payload_bytes + size_of::<u32>();
             assert_eq!(record.len(), record_bytes, "bytes of a record");
             // The use count behind the code is not published.
@@ -164,6 +156,21 @@ pub fn apply_delta(
     }
     writer.attach(APPLIED, delta.identity()?.as_bytes())?;
     writer.finish()
+}
+
+/// Returns the heads of the tables of `base` that have tails.
+fn heads_of(base: &Snapshot) -> TableHeads {
+    let tails = base.manifest().tailed.iter().flat_map(|tailed| &tailed.tails);
+    TableHeads::new(tails.map(|tail| (TableId(tail.table), HeadSize::Rows(tail.head_rows))))
+}
+
+/// Returns the page of a row in `base`; `None` for new ones and those of a tail, which lie by id.
+fn place_in(base: &Snapshot, key: RowKey) -> Result<Option<u64>> {
+    if !holds(base.schema(), key) {
+        return Ok(None);
+    }
+    let tail_page = base.tails().tail_page(key).unwrap_or(u64::MAX);
+    Ok(base.own_page_of(key)?.filter(|&page| page < tail_page))
 }
 
 /// Rows of the base and of the delta come to lie on the same pages.

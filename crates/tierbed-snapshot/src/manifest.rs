@@ -216,9 +216,8 @@ impl Manifest {
                 IndexShape::sparse(&self.schema, self.page_count, stored)
             }
             false => {
-                let is_left_out = |table| {
-                    self.placement_of(table).is_some() || self.tail_of(table).is_some()
-                };
+                let is_left_out =
+                    |table| self.placement_of(table).is_some() || self.tail_of(table).is_some();
                 IndexShape::without(&self.schema, self.page_count, is_left_out)
             }
         }

@@ -155,7 +155,9 @@ impl Opened {
         let backing = Backing { backend, mapped_bytes_max };
         let copied_bytes = backing.copied_bytes(manifest.page_count);
         let kept_bytes = resident_bytes(&options.tiers.resident);
-        let needed_bytes = word_bytes + copied_bytes + places_memory.held_bytes + kept_bytes;
+        let index_needs = word_bytes + places_memory.held_bytes;
+        let pages_needs = copied_bytes + kept_bytes;
+        let needed_bytes = index_needs + pages_needs;
         let left_bytes = room.readers_bytes(options.dram_budget_bytes.saturating_sub(needed_bytes));
         let dims = manifest.schema.tables().iter().map(|table| table.dim);
         let row_words_max = dims.max().unwrap_or(1) as usize;
@@ -163,14 +165,12 @@ impl Opened {
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
-        let index_needs = word_bytes + places_memory.held_bytes;
-        let pages_needs = copied_bytes + kept_bytes;
         check_budget(options, index_needs, pages_needs, reader_bytes.max(load_bytes))?;
 
         let budget = room.budget(options);
         let reserve = |part, bytes| room.reserve(&budget, part, bytes);
         let mut reservations = vec![reserve("forward_index", word_bytes)?];
-        let index_bytes = (shape.block_count() + tail_shapes.block_count()) * PAGE_BYTES as u64;
+        let index_blocks = shape.block_count() + tail_shapes.block_count();
         let load = reserve("load", load_bytes)?;
         let index = load_index(shape, manifest, index_device.as_ref())?;
         let tails = load_tails(folder, manifest, tail_shapes)?;
@@ -199,7 +199,7 @@ impl Opened {
             pages,
             index,
             tails,
-            index_bytes,
+            index_bytes: index_blocks * PAGE_BYTES as u64,
             places,
             places_bytes,
             tiers,

@@ -289,7 +289,8 @@ impl SnapshotWriter {
     fn push_to_tail(&mut self, table: TableId, row: RowId, code: &[u8]) -> Result<()> {
         let (folder, budget) = (&self.folder, &self.budget);
         let space = (!self.comes_by_id).then_some(SortSpace { folder, budget, share_count: 2 });
-        let (Some(tail), Some(pairs)) = (&mut self.tails[table.0 as usize], &mut self.sorter) else {
+        let (Some(tail), Some(pairs)) = (&mut self.tails[table.0 as usize], &mut self.sorter)
+        else {
             panic!("{table:?} has no tail, or its index was written");
         };
         let contents = &mut self.tables[table.0 as usize];
@@ -301,7 +302,8 @@ impl SnapshotWriter {
     // Completes the pages of the table with a tail whose rows came last.
     fn close_tail(&mut self) -> Result<()> {
         let Some(table) = self.open_tail.take() else { return Ok(()) };
-        let (Some(tail), Some(pairs)) = (&mut self.tails[table.0 as usize], &mut self.sorter) else {
+        let (Some(tail), Some(pairs)) = (&mut self.tails[table.0 as usize], &mut self.sorter)
+        else {
             panic!("{table:?} has no tail, or its index was written");
         };
         let contents = &mut self.tables[table.0 as usize];
@@ -417,9 +419,8 @@ impl SnapshotWriter {
     // The index of a delta is sparse where that is smaller.
     fn index_shape(&self) -> Result<IndexShape> {
         let page_count = self.pages.page_count;
-        let is_left_out = |table: TableId| {
-            self.starts.is_placed(table) || self.tails[table.0 as usize].is_some()
-        };
+        let is_left_out =
+            |table: TableId| self.starts.is_placed(table) || self.tails[table.0 as usize].is_some();
         let dense = IndexShape::without(&self.schema, page_count, is_left_out)?;
         let stored = self.tables.iter().map(|table| table.row_count);
         let may_be_sparse = self.base.is_some()
@@ -474,7 +475,10 @@ impl SnapshotWriter {
         Ok(Indexed { index_crc32c, tailed: tailed.transpose()?, run_count })
     }
 
-    fn open_tail_index<'a>(&'a self, shapes: &'a TailShapes) -> Result<Option<TailIndexWriter<'a>>> {
+    fn open_tail_index<'a>(
+        &'a self,
+        shapes: &'a TailShapes,
+    ) -> Result<Option<TailIndexWriter<'a>>> {
         if shapes.tables.is_empty() {
             return Ok(None);
         }

@@ -74,9 +74,10 @@ PARAMETERS = {
     "disk_quota checkpoint vocabulary_dram shards read_only "
     "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
-    "Store.publish": "self path model base changes placement codec attachments compiled progress",
+    "Store.publish": "self path model base changes placement codec head_rows attachments compiled "
+    "progress",
     "Publisher": "store model location channel delta_every full_every keep local checkpoint "
-    "placement codec attachments compiled beside_training on_error",
+    "placement codec head_rows attachments compiled beside_training on_error",
     "Versions.pull": "self to channel version bandwidth progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",

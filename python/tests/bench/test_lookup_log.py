@@ -55,6 +55,7 @@ def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) 
         threads=2,
         calls=50,
         scratch=tmp_path / "not" / "there",
+        head_rows=("10%",),
     )
     run_lookup_log(tmp_path / "out", options, path)
     result = json.loads(path.read_text())
@@ -73,7 +74,7 @@ def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) 
     kinds = {row["what"] for row in rows}
     assert kinds == {
         *("direct", "saturated", "device", "mmap", "memory"),
-        *("index limit", "greedy", "not pipelined"),
+        *("index limit", "greedy", "not pipelined", "by_use", "tail"),
     }
     for row in rows:
         if row["what"] == "saturated":

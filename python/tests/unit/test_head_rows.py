@@ -1,4 +1,4 @@
-"""Snapshots whose tables have a head and a tail by id: the same rows, a small index, as few pages."""
+"""Snapshots whose tables have a head and a tail by id: the same rows, and a small index."""
 
 from __future__ import annotations
 
@@ -115,6 +115,27 @@ def test_deltas_come_upon_a_tail_and_into_it(tmp_path: Path) -> None:
     assert same(rows_of(tmp_path / "next"), wanted)
     assert (tmp_path / "next" / "snapshot.json").read_text().startswith("tierbed-snapshot 5 ")
     assert same(rows_upon(tmp_path / "base", tmp_path / "compared"), wanted)
+
+
+def test_ids_of_an_open_vocabulary_lie_in_a_tail(tmp_path: Path) -> None:
+    table = tb.EmbeddingBagConfig(name="ad", num_embeddings=None, embedding_dim=DIM)
+    ids = torch.arange(3000) * 1_000_003 + (1 << 60)
+    with tb.Store.open(tmp_path / "store", dram_budget="32MiB", order="window") as store:
+        emb = tb.EmbeddingBagCollection([table], store=store, optimizer=tb.Adagrad(lr=0.1))
+        step(emb, "ad", ids)
+        step(emb, "ad", ids[::7])
+        store.publish(tmp_path / "base", head_rows="5%")
+        step(emb, "ad", torch.cat([ids[::100], ids[:50] + 1]))
+        store.publish(tmp_path / "delta", base=tmp_path / "base")
+        store.publish(tmp_path / "full")
+    tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "next")
+    asked = bags("ad", torch.cat([ids, ids[:50] + 1]))
+    found = []
+    for name in ("next", "full"):
+        with tb.Snapshot.open(tmp_path / name, dram_budget="8MiB") as snapshot:
+            snapshot.verify()
+            found.append(snapshot.lookup(asked)["ad"])
+    assert torch.equal(*found)
 
 
 def test_a_publisher_gives_whole_versions_a_head(tmp_path: Path) -> None:

@@ -198,9 +198,8 @@ pub fn tails(bytes: &[u8]) {
     for ((table, id), (stored, of_head)) in schema.tables().iter().zip(0..).zip(sizes) {
         let (row_count, head_rows) = (u64::from(stored), u64::from(of_head));
         let shape = PageShape::new(table, codecs.of(TableId(id)));
-        let pages = |rows: u64| {
-            rows.div_ceil(shape.rows_per_page as u64) * shape.parts_per_row as u64
-        };
+        let pages =
+            |rows: u64| rows.div_ceil(shape.rows_per_page as u64) * shape.parts_per_row as u64;
         let own = pages(head_rows) + pages(row_count.saturating_sub(head_rows));
         contents.push(TableContents { row_count, page_count: own });
         infos.push(TailInfo { table: id, head_rows, first_page: page_count });

@@ -248,7 +248,7 @@ class _Bench:
             skew=self.options.skew,
             head_rows=head_rows,
         )
-        named = {"what": "tail" if head_rows else "by_use", "method": head_rows or "all rows"}
+        named: Row = {"what": "tail" if head_rows else "by_use", "method": head_rows or "all rows"}
         named |= {"ratio": 0.0, **{key: written[key] for key in ("index_bytes", "pages_bytes")}}
         named |= {"write_s": written["write_s"], "settle_s": self._settle(path)}
         rows = [{**self._ask(path, share), **named} for share in self.options.caches]

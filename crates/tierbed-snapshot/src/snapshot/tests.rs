@@ -10,7 +10,9 @@ use tierbed_kernels::layout::{BagRange, Columns, Rows};
 use tierbed_kernels::{fill_initial, Pooling};
 
 use super::*;
-use crate::manifest::{ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME, TAILS_NAME};
+use crate::manifest::{
+    ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME, TAILS_NAME,
+};
 use crate::{Backend, FeatureLayout, Report, SnapshotRows, SnapshotWriter};
 
 mod beside;

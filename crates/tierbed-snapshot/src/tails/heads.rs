@@ -83,7 +83,8 @@ impl TableHeads {
     }
 
     fn parts<'a>(&'a self, tables: Tables<'a>) -> impl Iterator<Item = MemoryBytes> + 'a {
-        let known = self.iter().filter_map(move |(id, _)| Some((id, tables.schema.table(id).ok()?)));
+        let known =
+            self.iter().filter_map(move |(id, _)| Some((id, tables.schema.table(id).ok()?)));
         known.map(move |(id, table)| {
             let code_bytes = PageShape::new(table, tables.codecs.of(id)).row_bytes;
             MemoryBytes::of(table.row_count, code_bytes)

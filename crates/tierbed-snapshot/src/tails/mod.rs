@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! row ─▶ stored? its number ─▶ of the head? ─ yes ─▶ entry ─▶ page of the head
-//!              └─ no: nowhere        └─ no: number − rows of the head before it ─▶ page of the tail
+//!              └─ no: nowhere        └─ no: number − rows of the head before ─▶ page of the tail
 //! ```
 //!
 //! The file has a bit for each row and one for each stored row, and the entries of the head; a

@@ -5,7 +5,7 @@
 //! blocks  | u16      | u16      |    set before, in the group
 //! groups  | u64                                     | u64    set before; a group has 65,536 bits
 //! ```
-#![expect(clippy::indexing_slicing, reason = "bits are asked for below the length that was counted")]
+#![expect(clippy::indexing_slicing, reason = "bits are asked for that were counted")]
 
 /// Words of a block, whose bits are counted when they are asked for.
 const BLOCK_WORDS: usize = 8;

@@ -85,9 +85,10 @@ impl TailShape {
         start: u64,
     ) -> Result<Self> {
         let table = TableId(tail.table);
-        let schema = tables.schema.table(table).map_err(|error| {
-            bad("manifest has a tail of no table", tail).with("cause", error)
-        })?;
+        let schema = tables
+            .schema
+            .table(table)
+            .map_err(|error| bad("manifest has a tail of no table", tail).with("cause", error))?;
         let Some(contents) = contents.get(tail.table as usize) else {
             return Err(bad("manifest has a tail of no table", tail));
         };

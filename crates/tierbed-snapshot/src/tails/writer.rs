@@ -242,7 +242,8 @@ impl<'a> TailIndexWriter<'a> {
             self.begin_table()?;
         }
         let shape = &self.shapes.tables[self.next - 1];
-        let (entry, bits) = ((page_id - shape.first_page) / shape.parts_per_row, shape.entry_bits());
+        let (entry, bits) =
+            ((page_id - shape.first_page) / shape.parts_per_row, shape.entry_bits());
         assert!(entry < shape.group_count(shape.head_rows), "page {page_id} is not of the head");
         let at = 64 * shape.entries_start + self.entry_count * u64::from(bits);
         self.entry_count += 1;

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `place` | placements of the earlier part of a log | replicas, seconds |
 //! | `write` | a snapshot of the clones of a placed table | rows, pages, bytes |
-//! | `write_by_use` | the same table, most used rows first, with a head and a tail | rows, pages, bytes |
+//! | `write_by_use` | the same, most used rows first, perhaps with a tail | rows, pages, bytes |
 //! | `run` | queries of a log, closed loop, on some threads | counts, time, processor time |
 //! | `select` | choosing pages alone, of the same queries | processor time |
 //! | `raw` | random reads of single pages, as many at once as the engine takes | reads per second |

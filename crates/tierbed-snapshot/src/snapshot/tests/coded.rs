@@ -135,8 +135,7 @@ fn tables_that_share_pages_share_a_codec_and_more_rows_a_page() {
     assert_eq!(snapshot.verify().unwrap(), report.page_count + blocks);
     // One codec more than their pages have.
     let two = TableCodecs::named([(TableId(0), "int8"), (TableId(2), "int4")]).unwrap();
-    let layout =
-        PageLayout { placed: placed([59, 15]), codecs: two, ..PageLayout::default() };
+    let layout = PageLayout { placed: placed([59, 15]), codecs: two, ..PageLayout::default() };
     let budget = Budget::unlimited();
     let error = SnapshotWriter::create_placed(memory_folder(), &schema, layout, &budget);
     assert!(error.unwrap_err().to_string().contains("same codec"));

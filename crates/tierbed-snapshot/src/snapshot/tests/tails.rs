@@ -168,8 +168,7 @@ fn a_delta_applied_leaves_a_tail_in_order() {
         let (base, delta, out) = (memory_folder(), memory_folder(), memory_folder());
         publish_as(&base, &schema, layout, &rows);
         let base = Arc::new(Snapshot::open(base, &options(8 << 20)).unwrap());
-        let mut model: Model =
-            rows.iter().map(|(key, row)| (*key, coded(&codec, row))).collect();
+        let mut model: Model = rows.iter().map(|(key, row)| (*key, coded(&codec, row))).collect();
         let budget = Budget::new(8 << 20);
         let writer = SnapshotWriter::create_placed(Arc::clone(&delta), &schema, plain, &budget);
         let mut writer = writer.unwrap();
@@ -227,7 +226,8 @@ fn what_has_no_tail_is_refused() {
         SnapshotWriter::create_placed(memory_folder(), &schema, layout, &Budget::unlimited())
     };
     let mut rng = SplitMix64::new(1);
-    let placed = vec![PlacedTables { tables: vec![TableId(0)], index: place(100, 9, 0.8, &mut rng) }];
+    let placed =
+        vec![PlacedTables { tables: vec![TableId(0)], index: place(100, 9, 0.8, &mut rng) }];
     let layout = PageLayout { placed, ..all_have(HeadSize::Rows(3), &schema) };
     assert!(create(layout).unwrap_err().to_string().contains("has no tail"));
     let mut writer = create(all_have(HeadSize::Rows(1), &schema)).unwrap();
