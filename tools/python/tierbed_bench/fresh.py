@@ -106,14 +106,19 @@ class _Trainer:
     """A store with one table, and steps that change rows of it."""
 
     def __init__(self, path: Path, options: FreshOptions) -> None:
-        self.options = options
-        self.store = Store.open(path, dram_budget=options.dram_budget, seed=options.seed)
+        self.options, self.path = options, path
+        self.open()
+        self.draws = 0
+        self.random = torch.Generator().manual_seed(options.seed)
+
+    def open(self) -> None:
+        """Opens the store, at its last checkpoint, with no row in memory."""
+        options = self.options
+        self.store = Store.open(self.path, dram_budget=options.dram_budget, seed=options.seed)
         table = EmbeddingBagConfig(
             name="item", num_embeddings=options.rows, embedding_dim=options.dim
         )
         self.tables = EmbeddingBagCollection([table], store=self.store, optimizer=SGD(lr=0.1))
-        self.draws = 0
-        self.random = torch.Generator().manual_seed(options.seed)
 
     def train(self, ids: torch.Tensor) -> None:
         """Changes these rows, in as many steps as that takes."""
@@ -253,7 +258,8 @@ def _publish(folder: Path, options: FreshOptions) -> list[Row]:
 def _tracking(folder: Path, options: FreshOptions) -> list[Row]:
     """Steps of a store that notes changed rows, and of one that has no reason to.
 
-    Rows are noted where they leave the row buffer, so a round ends with a checkpoint.
+    Rows are noted where they leave the row buffer, so a round ends with a checkpoint. A publish
+    empties the buffer: both stores are opened anew, so that they read the same rows.
     """
     systems = {name: _Trainer(folder / name, options) for name in ("tracked", "untracked")}
     spent = {name: _Spent() for name in systems}
@@ -262,6 +268,10 @@ def _tracking(folder: Path, options: FreshOptions) -> list[Row]:
         for trainer in systems.values():
             trainer.train_all()
         systems["tracked"].store.publish(folder / "tracked-base")
+        for trainer in systems.values():
+            trainer.store.checkpoint("bench")
+            trainer.store.close()
+            trainer.open()
         for number in range(options.rounds + 1):
             batches = zipf_batches(
                 {"item": options.rows}, STEP_IDS, STEPS, seed=options.seed + number
