@@ -33,10 +33,16 @@ impl Clock for SystemClock {
 
 /// Returns milliseconds since 1970, as the machine's calendar says: for what other machines wrote.
 #[must_use]
-#[expect(clippy::disallowed_methods, reason = "the one place that may ask for the date")]
 pub fn unix_ms() -> u64 {
+    unix_us() / 1_000
+}
+
+/// Returns microseconds since 1970, as the machine's calendar says: for what other machines read.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that may ask for the date")]
+pub fn unix_us() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
 /// A clock that moves only when it is set.

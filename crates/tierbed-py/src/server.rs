@@ -60,6 +60,7 @@ pub(crate) struct GivenOptions {
     log_level: Option<String>,
     access_log: Option<bool>,
     slow_ms: Option<u64>,
+    otlp_endpoint: Option<String>,
     limits: Limits,
 }
 
@@ -91,6 +92,7 @@ impl GivenOptions {
                 slow_ms: given.slow_ms.unwrap_or(defaults.log.slow_ms),
                 target: defaults.log.target,
             },
+            otlp_endpoint: given.otlp_endpoint,
             ..defaults
         })
     }

@@ -5,6 +5,8 @@
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
+use tierbed_snapshot::LookupStats;
+
 use crate::answer::Refusal;
 use crate::generation::Serving;
 use crate::job::{Done, Encode, Job, Made, Phases, Prepared, Work};
@@ -12,6 +14,7 @@ use crate::joint::{groups, Member};
 use crate::predict;
 use crate::query::Query;
 use crate::routes::Service;
+use crate::spans::Steps;
 
 /// Queries of a request, answered or refused.
 pub(crate) type Looked = Result<Vec<Query>, Refusal>;
@@ -33,12 +36,13 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
             return jobs.into_iter().for_each(|job| job.done.send(Err(refusal.clone())));
         }
     };
-    let (mut begun, mut predictions) = (Vec::new(), Vec::new());
+    let (mut begun, mut noted, mut predictions) = (Vec::new(), Vec::<Steps>::new(), Vec::new());
     for job in jobs {
-        let Job { route, queued_us, work, done, .. } = job;
+        let Job { route, queued_us, work, steps, done, .. } = job;
         let start_us = service.clock.now_us();
         let queue_us = start_us.saturating_sub(queued_us);
         service.metrics.waited(route, queue_us);
+        steps.close(start_us);
         if done.is_closed() {
             continue;
         }
@@ -49,7 +53,7 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
                     let input_us = service.clock.now_us().saturating_sub(start_us);
                     let sample_count = prepared.samples.count as u64;
                     let phases = Phases { queue_us, input_us, sample_count, ..Phases::default() };
-                    predictions.push(predict::batch::Begun { done, phases, prepared });
+                    predictions.push(predict::batch::Begun { done, phases, steps, prepared });
                 }
             },
             Work::Lookup(lookup) => match guarded(service, || lookup.prepared(&serving)) {
@@ -58,6 +62,7 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
                     let input_us = service.clock.now_us().saturating_sub(start_us);
                     let phases = Phases { queue_us, input_us, sample_count, ..Phases::default() };
                     begun.push(Begun { done, held, encode, phases, result: Ok(queries) });
+                    noted.push(steps);
                 }
             },
         }
@@ -68,9 +73,14 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
     }
     service.metrics.batch_requests.observe(begun.len() as f64);
     let start_us = service.clock.now_us();
+    noted.iter().for_each(|steps| steps.looks_up(start_us, begun.len()));
     let mut all: Vec<_> = begun.iter_mut().map(|begun| &mut begun.result).collect();
-    look_up_all(&serving, &mut all);
-    let infer_us = service.clock.now_us().saturating_sub(start_us);
+    look_up_all(&serving, &mut all, |request, stats| {
+        noted.get(request).into_iter().for_each(|steps| steps.found(stats));
+    });
+    let end_us = service.clock.now_us();
+    noted.iter().for_each(|steps| steps.close(end_us));
+    let infer_us = end_us.saturating_sub(start_us);
     for Begun { done, held, encode, mut phases, result } in begun {
         let start_us = service.clock.now_us();
         let body = result.and_then(|queries| guarded(service, || encode(queries)));
@@ -91,8 +101,13 @@ pub(crate) fn guarded<T>(
     }
 }
 
-/// Looks up the queries of all requests, as many together as there may be.
-pub(crate) fn look_up_all(serving: &Serving<'_>, all: &mut [&mut Looked]) {
+/// Looks up the queries of all requests, as many together as there may be. `found` is told of each
+/// request's lookups, which may be those of others, too.
+pub(crate) fn look_up_all(
+    serving: &Serving<'_>,
+    all: &mut [&mut Looked],
+    found: impl Fn(usize, &LookupStats),
+) {
     let source = serving.source();
     let members = all.iter_mut().enumerate().flat_map(|(request, looked)| {
         let queries = Result::as_mut(looked).ok().into_iter().flatten();
@@ -102,13 +117,16 @@ pub(crate) fn look_up_all(serving: &Serving<'_>, all: &mut [&mut Looked]) {
     for mut group in groups(source, members) {
         let has_company = group.members.len() > 1;
         let mut look_up = || catch_unwind(AssertUnwindSafe(|| group.look_up(source)));
-        if has_company && matches!(look_up(), Ok(Ok(()))) {
+        let joint = if has_company { look_up().ok().and_then(Result::ok) } else { None };
+        if let Some(stats) = joint {
+            group.members.iter().for_each(|member| found(member.request, &stats));
             continue;
         }
         // A lookup repeated has the same bits.
         for Member { request, query } in group.members {
-            if let Err(refusal) = guarded(serving, || Ok(query.look_up(source)?)) {
-                failed.push((request, refusal));
+            match guarded(serving, || Ok(query.look_up(source)?)) {
+                Ok(stats) => found(request, &stats),
+                Err(refusal) => failed.push((request, refusal)),
             }
         }
     }

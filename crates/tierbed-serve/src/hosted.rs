@@ -165,7 +165,7 @@ impl Hosted {
             .collect();
         let mut all: Vec<_> = begun.iter_mut().flatten().map(|begun| &mut begun.looked).collect();
         service.metrics.batch_requests.observe(all.len() as f64);
-        look_up_all(&serving, &mut all);
+        look_up_all(&serving, &mut all, |_, _| {});
         begun.into_iter().map(|begun| answered(begun).map_err(Refused::from)).collect()
     }
 }

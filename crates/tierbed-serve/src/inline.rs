@@ -26,6 +26,7 @@ use crate::predictor::Batch;
 use crate::query::Query;
 use crate::routes::work::{refused, Ask};
 use crate::routes::Service;
+use crate::spans::Steps;
 
 /// Bytes of a body for each index that is looked up at once, so that no large body is decoded by a
 /// thread that moves bytes: twenty digits in JSON, and their share of names.
@@ -41,7 +42,7 @@ pub(crate) enum Tried<P> {
 }
 
 /// Tells whether a request may be answered where it was received, by its body.
-pub(crate) fn may_try(limits: &Limits, ask: &Ask) -> bool {
+pub(crate) fn may_try(limits: &Limits, ask: &Ask<'_>) -> bool {
     let bytes_max = (limits.inline_indices_max as u64).saturating_mul(BODY_BYTES_EACH);
     // Compressing an answer takes longer than making it.
     ask.body_bytes <= bytes_max && ask.pack.is_none()
@@ -50,12 +51,12 @@ pub(crate) fn may_try(limits: &Limits, ask: &Ask) -> bool {
 /// Answers a request, if it is small and its rows are in memory.
 pub(crate) fn answer<P: Checked>(
     service: &Service,
-    ask: &Ask,
+    ask: &Ask<'_>,
     request_count: usize,
     held: Held,
     prepare: &impl Fn(&Serving<'_>, Held) -> Result<P, Refusal>,
 ) -> Tried<P> {
-    let Ask { deadline_us, priority, .. } = *ask;
+    let Ask { deadline_us, priority, steps, .. } = *ask;
     let Some(serving) = service.serving_known() else { return Tried::Left(Stage::Received(held)) };
     // Index pages of open vocabularies are rows too: not all of them are in memory.
     if !serving.parts.ids.is_empty() || !P::may_be_quick(&serving) {
@@ -65,12 +66,13 @@ pub(crate) fn answer<P: Checked>(
         Verdict::Admitted => {}
         verdict => return Tried::Answered(Err(refused(verdict))),
     }
-    let tried = guarded(service, || made(&serving, held, prepare));
+    let tried = guarded(service, || made(&serving, steps, held, prepare));
     tried.unwrap_or_else(|refusal| Tried::Answered(Err(refusal)))
 }
 
 fn made<P: Checked>(
     serving: &Serving<'_>,
+    steps: &Steps,
     held: Held,
     prepare: &impl Fn(&Serving<'_>, Held) -> Result<P, Refusal>,
 ) -> Result<Tried<P>, Refusal> {
@@ -78,12 +80,14 @@ fn made<P: Checked>(
     let start_us = clock.now_us();
     let prepared = prepare(serving, held)?;
     let prepared_us = clock.now_us();
-    Ok(match prepared.at_once(serving)? {
+    Ok(match prepared.at_once(serving, steps)? {
         AtOnce::Left(prepared) => {
             let parts = Arc::clone(&serving.parts);
             Tried::Left(Stage::Prepared(Box::new(InGeneration { parts, prepared })))
         }
         AtOnce::Done { body, held, sample_count, found_us } => {
+            steps.looks_up(prepared_us, 1);
+            steps.close(found_us);
             let phases = Phases {
                 queue_us: 0,
                 input_us: prepared_us.saturating_sub(start_us),
@@ -101,8 +105,8 @@ impl Checked for Prepared {
         true
     }
 
-    fn at_once(mut self, serving: &Serving<'_>) -> Result<AtOnce<Self>, Refusal> {
-        if !is_small(&serving.limits, &self) || !look_up_all(serving, &mut self.queries)? {
+    fn at_once(mut self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal> {
+        if !is_small(&serving.limits, &self) || !look_up_all(serving, steps, &mut self.queries)? {
             return Ok(AtOnce::Left(self));
         }
         let Self { queries, held, sample_count, encode, .. } = self;
@@ -124,7 +128,7 @@ impl Checked for predict::Prepared {
         serving.model().is_ok_and(|model| model.predictor.samples_at_once() > 0)
     }
 
-    fn at_once(mut self, serving: &Serving<'_>) -> Result<AtOnce<Self>, Refusal> {
+    fn at_once(mut self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal> {
         let (model, samples) = (serving.model()?, &mut self.samples);
         let sample_count = samples.count;
         let is_small = (1..=model.predictor.samples_at_once()).contains(&sample_count)
@@ -133,11 +137,11 @@ impl Checked for predict::Prepared {
             return Ok(AtOnce::Left(self));
         }
         samples.query.make_room(&[]);
-        let is_found = samples.query.look_up_resident(model.source(serving.source()))?;
+        let found = samples.query.look_up_resident(model.source(serving.source()))?;
         let matrix = std::mem::take(&mut samples.query.matrix);
-        if !is_found {
-            return Ok(AtOnce::Left(self));
-        }
+        let Some(found) = found else { return Ok(AtOnce::Left(self)) };
+        steps.found(&found);
+        steps.scores(&*serving.clock);
         let predict::Prepared { samples, mut held, answer_bytes, encode } = self;
         let batch = Batch { sample_count, dense: samples.dense, rows: matrix.into_elements() };
         let scores = serving.view.hold(|| model.predict(batch))?;
@@ -165,11 +169,14 @@ fn is_small(limits: &Limits, prepared: &Prepared) -> bool {
 }
 
 /// Looks the queries up, if that needs no page and no wait.
-fn look_up_all(serving: &Serving<'_>, queries: &mut [Query]) -> Result<bool, Refusal> {
+fn look_up_all(
+    serving: &Serving<'_>,
+    steps: &Steps,
+    queries: &mut [Query],
+) -> Result<bool, Refusal> {
     for query in queries {
-        if !query.look_up_resident(serving.source())? {
-            return Ok(false);
-        }
+        let Some(found) = query.look_up_resident(serving.source())? else { return Ok(false) };
+        steps.found(&found);
     }
     Ok(true)
 }

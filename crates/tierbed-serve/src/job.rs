@@ -21,6 +21,7 @@ use crate::coding::{Coding, Pack};
 use crate::generation::{Parts, Serving};
 use crate::predict;
 use crate::query::Query;
+use crate::spans::Steps;
 
 /// The header that says where the JSON of a body ends and its binary tensors begin.
 pub(crate) const HEADER_LENGTH: HeaderName =
@@ -41,7 +42,7 @@ pub(crate) trait Checked: Sized {
     ///
     /// # Errors
     /// Those of the work.
-    fn at_once(self, serving: &Serving<'_>) -> Result<AtOnce<Self>, Refusal>;
+    fn at_once(self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal>;
 
     /// Gives the memory of the body back, to decode it again.
     fn into_held(self) -> Held;
@@ -146,6 +147,7 @@ pub(crate) struct Job {
     pub(crate) queued_us: u64,
     pub(crate) body_bytes: u64,
     pub(crate) work: Work,
+    pub(crate) steps: Steps,
     pub(crate) done: Done,
 }
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use tierbed_core::{Bags, Result};
-use tierbed_snapshot::Pooling;
+use tierbed_snapshot::{LookupStats, Pooling};
 
 use crate::plans::{Asked, Plan};
 use crate::query::{look_up, Query, Source};
@@ -91,7 +91,7 @@ impl Group<'_> {
     ///
     /// # Errors
     /// Those of [`Query::look_up`], of any of them.
-    pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<()> {
+    pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<LookupStats> {
         let plan = source.plans.get(source.snapshot, source.features, &self.asked)?;
         let mut joint = Joint::default();
         for asked in &self.asked {
@@ -100,7 +100,7 @@ impl Group<'_> {
         let weights = joint.weights.as_deref();
         let bags = Bags::new(&joint.indices, &joint.offsets, weights, plan.asked.len())?;
         let mut out = vec![0.0; plan.layout.output_len(&bags)];
-        look_up(source, &plan, &bags, &mut out)?;
+        let stats = look_up(source, &plan, &bags, &mut out)?;
         let mut rest = &out[..];
         for Member { query, .. } in &mut self.members {
             let (own, after) = rest.split_at(query.row_count() * plan.layout.output_dim());
@@ -108,8 +108,14 @@ impl Group<'_> {
             rest = after;
         }
         assert!(rest.is_empty(), "{} elements of a joint answer have no request", rest.len());
-        Ok(())
+        Ok(stats)
     }
+}
+
+/// Rows of several queries behind each other, and where they came from.
+pub(crate) struct Rows {
+    pub(crate) elements: Vec<f32>,
+    pub(crate) stats: LookupStats,
 }
 
 /// Looks queries of one plan up together, and returns their rows behind each other.
@@ -119,7 +125,7 @@ impl Group<'_> {
 ///
 /// # Panics
 /// When there is none.
-pub(crate) fn look_up_rows(source: Source<'_>, queries: &[&Query]) -> Result<Vec<f32>> {
+pub(crate) fn look_up_rows(source: Source<'_>, queries: &[&Query]) -> Result<Rows> {
     let Some(plan) = queries.first().map(|query| &*query.plan) else { panic!("no query") };
     let mut joint = Joint::default();
     let bags = match queries {
@@ -132,9 +138,9 @@ pub(crate) fn look_up_rows(source: Source<'_>, queries: &[&Query]) -> Result<Vec
             Bags::new(&joint.indices, &joint.offsets, weights, plan.asked.len())?
         }
     };
-    let mut rows = vec![0.0; plan.layout.output_len(&bags)];
-    look_up(source, plan, &bags, &mut rows)?;
-    Ok(rows)
+    let mut elements = vec![0.0; plan.layout.output_len(&bags)];
+    let stats = look_up(source, plan, &bags, &mut elements)?;
+    Ok(Rows { elements, stats })
 }
 
 /// Bags of several queries, feature by feature.

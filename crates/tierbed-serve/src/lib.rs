@@ -54,6 +54,7 @@ mod query;
 mod routes;
 mod sending;
 mod server;
+mod spans;
 mod stamp;
 mod tensors;
 mod timed;

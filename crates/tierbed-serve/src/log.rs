@@ -12,6 +12,7 @@
 
 mod follow;
 mod lines;
+mod spans;
 mod throttle;
 
 use std::sync::mpsc::SyncSender;

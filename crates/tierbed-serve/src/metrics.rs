@@ -31,6 +31,7 @@ use crate::admission::Found;
 use crate::answering::Answering;
 use crate::body::Buffers;
 use crate::executor::Executor;
+use crate::spans::Spans;
 
 /// The status of a request whose client left before the answer.
 pub(crate) const LEFT: u16 = 499;
@@ -140,7 +141,7 @@ pub(crate) struct Metrics {
 }
 
 /// What a server is, and what of it is asked when metrics are read.
-pub(crate) struct Served {
+pub(crate) struct Served<'a> {
     pub(crate) answering: Arc<Answering>,
     pub(crate) name: String,
     pub(crate) places: Arc<Semaphore>,
@@ -149,6 +150,7 @@ pub(crate) struct Served {
     pub(crate) executor: Arc<Executor>,
     /// Lines that found no room.
     pub(crate) log_dropped: Counter,
+    pub(crate) spans: &'a Spans,
 }
 
 fn latency() -> Histogram {
@@ -156,7 +158,7 @@ fn latency() -> Histogram {
 }
 
 impl Metrics {
-    pub(crate) fn new(served: Served) -> Self {
+    pub(crate) fn new(served: Served<'_>) -> Self {
         let mut all = Registry::default();
         all.register_collector(Box::new(ProcessCollector));
         let registry = all.sub_registry_with_prefix("tierbed");
@@ -185,15 +187,15 @@ impl Metrics {
             answers: Answers::new(),
         };
         metrics.register(registry);
-        let Served { answering, name, places, place_count, buffers, executor, log_dropped } =
-            served;
+        let Served { answering, name, places, place_count, buffers, executor, .. } = served;
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The server's version", build);
         metrics.follow.register(registry, &answering);
         let help = "Requests that left the queue without work: the client left, or time was over";
         registry.register("requests_dropped", help, executor.dropped.clone());
         let help = "Lines of the log that nobody took in time";
-        registry.register("log_lines_dropped", help, log_dropped);
+        registry.register("log_lines_dropped", help, served.log_dropped);
+        served.spans.register(registry);
         registry.register_collector(Box::new(SnapshotCollector::new(answering, name)));
         registry.register_collector(Box::new(RoomCollector {
             places,

@@ -39,6 +39,9 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// What is written about requests and failures.
     pub log: LogOptions,
+    /// The collector that spans of requests are sent to, `http://host:4317`; without one, that of
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT`, or none. Needs the feature `otel`.
+    pub otlp_endpoint: Option<String>,
     /// The features, when not those of the snapshot.
     pub features: Option<Vec<ServedFeature>>,
     /// The snapshot's name in answers; that of its folder when none is given.
@@ -111,6 +114,7 @@ impl Default for ServeOptions {
             lookup_threads: cores.min(16),
             limits: Limits::default(),
             log: LogOptions::default(),
+            otlp_endpoint: None,
             features: None,
             snapshot_name: None,
             model_name: "tierbed".to_owned(),

@@ -7,9 +7,12 @@
 //! Source: W3C Trace Context, version 00.
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::spans::Steps;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -21,7 +24,9 @@ const ID_BYTES_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Origin {
     id: OnceLock<HeaderValue>,
-    trace: Option<Trace>,
+    pub(crate) trace: Option<Trace>,
+    /// What the request does, where its spans are sent.
+    pub(crate) steps: Steps,
 }
 
 /// What the log says of an origin.
@@ -34,16 +39,19 @@ pub(crate) struct Named<'a> {
 
 /// A trace, and this request's part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Trace {
-    trace_id: String,
-    span_id: String,
-    is_sampled: bool,
+pub(crate) struct Trace {
+    /// `00-trace-span-flags`, in which the span is this request's.
+    text: String,
+    /// The caller's span; 0 where the trace begins here.
+    #[cfg(any(test, feature = "otel"))]
+    pub(crate) parent_id: u64,
 }
 
 impl Origin {
     /// Reads the headers of a request, or the metadata of a call.
     pub(crate) fn new(headers: &HeaderMap) -> Self {
-        let origin = Self { id: OnceLock::new(), trace: Trace::of(headers) };
+        let trace = Trace::of(headers);
+        let origin = Self { id: OnceLock::new(), trace, steps: Steps::default() };
         if let Some(Ok(id)) = headers.get(REQUEST_ID).map(HeaderValue::to_str) {
             origin.name(id);
         }
@@ -65,8 +73,8 @@ impl Origin {
         Named {
             // It was made of a text.
             request_id: self.id.get().and_then(|id| id.to_str().ok()),
-            trace_id: trace.map(|trace| trace.trace_id.as_str()),
-            span_id: trace.map(|trace| trace.span_id.as_str()),
+            trace_id: trace.map(Trace::trace_id),
+            span_id: trace.map(Trace::span_id),
         }
     }
 
@@ -101,19 +109,55 @@ impl Trace {
         let is_whole = version != "00" || fields.next().is_none();
         let is_known = version != "ff" && is_whole;
         let is_there = [trace_id, parent_id].iter().all(|id| id.bytes().any(|digit| digit != b'0'));
-        (is_known && is_there).then(|| Self {
-            trace_id: trace_id.to_owned(),
-            // Two servers that one caller asks need different ids: they are random.
-            span_id: format!("{:016x}", RandomState::new().hash_one(parent_id).max(1)),
-            is_sampled: u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1),
+        (is_known && is_there).then(|| {
+            let is_sampled = u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1);
+            // Digits were looked at.
+            let parent_id = u64::from_str_radix(parent_id, 16).unwrap_or_default();
+            Self::new(trace_id, parent_id, is_sampled)
         })
     }
 
+    /// Makes a span of a trace.
+    pub(crate) fn new(trace_id: &str, parent_id: u64, is_sampled: bool) -> Self {
+        // Two servers that one caller asks need different ids: they are random.
+        let span_id = RandomState::new().hash_one(parent_id).max(1);
+        let text = format!("00-{trace_id}-{span_id:016x}-{:02x}", u8::from(is_sampled));
+        Self {
+            text,
+            #[cfg(any(test, feature = "otel"))]
+            parent_id,
+        }
+    }
+
+    /// Says that its spans are sent, or that they are not.
+    #[cfg(feature = "otel")]
+    pub(crate) fn sampled(mut self, is_sampled: bool) -> Self {
+        self.text.pop();
+        self.text.push(if is_sampled { '1' } else { '0' });
+        self
+    }
+
+    pub(crate) fn trace_id(&self) -> &str {
+        self.digits(3..35)
+    }
+
+    pub(crate) fn span_id(&self) -> &str {
+        self.digits(36..52)
+    }
+
+    #[cfg(any(test, feature = "otel"))]
+    pub(crate) fn is_sampled(&self) -> bool {
+        self.text.ends_with('1')
+    }
+
+    fn digits(&self, range: Range<usize>) -> &str {
+        let Some(digits) = self.text.get(range) else { panic!("{:?} is no trace", self.text) };
+        digits
+    }
+
     fn told(&self) -> HeaderValue {
-        let Self { trace_id, span_id, is_sampled } = self;
-        let text = format!("00-{trace_id}-{span_id}-{:02x}", u8::from(*is_sampled));
-        let Ok(value) = HeaderValue::from_str(&text) else {
-            panic!("digits and hyphens are a header: {text:?}");
+        let Ok(value) = HeaderValue::from_str(&self.text) else {
+            panic!("digits and hyphens are a header: {:?}", self.text);
         };
         value
     }
@@ -135,12 +179,13 @@ mod tests {
         let of = |text: &str| Trace::parse(text).unwrap();
         let first = of(&format!("00-{TRACE}-{PARENT}-01"));
         let second = of(&format!("00-{TRACE}-{PARENT}-01"));
-        assert_eq!((first.trace_id.as_str(), first.is_sampled), (TRACE, true));
-        assert!(first.span_id != PARENT && first.span_id != second.span_id);
-        assert_eq!(first.told(), format!("00-{TRACE}-{}-01", first.span_id));
-        assert_eq!(Trace::parse(first.told().to_str().unwrap()).unwrap().trace_id, TRACE);
+        assert_eq!((first.trace_id(), first.is_sampled()), (TRACE, true));
+        assert_eq!(format!("{:016x}", first.parent_id), PARENT);
+        assert!(first.span_id() != PARENT && first.span_id() != second.span_id());
+        assert_eq!(first.told(), format!("00-{TRACE}-{}-01", first.span_id()));
+        assert_eq!(Trace::parse(first.told().to_str().unwrap()).unwrap().trace_id(), TRACE);
         let later = of(&format!("cc-{TRACE}-{PARENT}-fe-what-comes"));
-        assert_eq!(later.told(), format!("00-{TRACE}-{}-00", later.span_id));
+        assert_eq!(later.told(), format!("00-{TRACE}-{}-00", later.span_id()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use tierbed_core::store::out_of_range;
 use tierbed_core::{Bags, Result};
-use tierbed_snapshot::{PublishedIds, View};
+use tierbed_snapshot::{LookupStats, PublishedIds, View};
 
 use crate::features::Feature;
 use crate::known::Heads;
@@ -213,7 +213,7 @@ impl Query {
     ///
     /// # Errors
     /// Those of [`View::lookup`].
-    pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<()> {
+    pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<LookupStats> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = bags_of(plan, values, offsets, weights.as_deref());
         look_up(source, plan, &bags, matrix.get_mut())
@@ -224,11 +224,13 @@ impl Query {
     ///
     /// # Errors
     /// Those of [`View::lookup_resident`].
-    pub(crate) fn look_up_resident(&mut self, Source { snapshot, .. }: Source<'_>) -> Result<bool> {
+    pub(crate) fn look_up_resident(
+        &mut self,
+        Source { snapshot, .. }: Source<'_>,
+    ) -> Result<Option<LookupStats>> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = bags_of(plan, values, offsets, weights.as_deref());
-        let answered = snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())?;
-        Ok(answered.is_some())
+        snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())
     }
 }
 
@@ -251,12 +253,12 @@ pub(crate) fn look_up(
     plan: &Plan,
     bags: &Bags<'_>,
     out: &mut [f32],
-) -> Result<()> {
+) -> Result<LookupStats> {
     if ids.is_empty() {
-        return snapshot.lookup(&plan.layout, bags, out).map(drop);
+        return snapshot.lookup(&plan.layout, bags, out);
     }
     let mut rows = vec![0; bags.indices.len()];
     ids.translate(snapshot, &plan.layout, bags, &mut rows)?;
     let bags = Bags { indices: &rows, ..*bags };
-    snapshot.lookup(&plan.layout, &bags, out).map(drop)
+    snapshot.lookup(&plan.layout, &bags, out)
 }

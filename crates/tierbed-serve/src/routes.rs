@@ -32,6 +32,7 @@ use crate::metrics::{Metrics, LEFT};
 use crate::oip::{self, Models};
 use crate::options::Limits;
 use crate::origin::Origin;
+use crate::spans::{route_of, Call, Ending, Spans};
 use crate::timed::until;
 use crate::tls::Tls;
 use crate::tokens::{Scope, Tokens};
@@ -46,7 +47,8 @@ pub(crate) struct Service {
     /// What the Open Inference Protocol calls this server's models.
     pub(crate) models: Models,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) log: Log,
+    pub(crate) log: Arc<Log>,
+    pub(crate) spans: Spans,
     pub(crate) faults: Faults,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) start_us: u64,
@@ -93,6 +95,7 @@ impl Service {
         if !self.draining.send_replace(true) {
             self.metrics.ready.set(0);
             self.log.draining();
+            self.spans.flush();
         }
     }
 
@@ -247,7 +250,9 @@ pub(crate) async fn in_time(
 /// Counts every request, and ends those that take too long to answer.
 async fn measure(State(service): Shared, mut request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
-    let origin = Arc::new(Origin::new(request.headers()));
+    let (method, path) = (request.method(), request.uri().path());
+    let call = Call::Http { method, path, route: route_of(&request) };
+    let origin = Arc::new(service.spans.origin(request.headers(), call));
     request.extensions_mut().insert(Arc::clone(&origin));
     let is_oip = oip::is_ours(route);
     let scope = scope_of(request.uri().path());
@@ -274,12 +279,12 @@ pub(crate) async fn counted(
     origin: &Origin,
     answering: impl Future<Output = Response>,
 ) -> Response {
-    let counting = Counting::begin(service, route);
+    let counting = Counting::begin(service, route, origin);
     let mut response = answering.await;
-    let us = counting.end();
     let body_bytes = response.extensions().get().map_or(0, |BodyBytes(bytes)| *bytes);
     let refusal: Option<&Refusal> = response.extensions().get();
     let status = refusal.map_or(response.status(), Refusal::status).as_u16();
+    let us = counting.end(status, refusal);
     service.note(Told { route, status, us, body_bytes, origin }, refusal);
     origin.tell(response.headers_mut());
     response
@@ -289,25 +294,35 @@ pub(crate) async fn counted(
 struct Counting<'a> {
     service: &'a Service,
     route: &'static str,
+    origin: &'a Origin,
     start_us: u64,
     is_over: bool,
 }
 
 impl<'a> Counting<'a> {
-    fn begin(service: &'a Service, route: &'static str) -> Self {
-        Self { service, route, start_us: service.clock.now_us(), is_over: false }
+    fn begin(service: &'a Service, route: &'static str, origin: &'a Origin) -> Self {
+        Self { service, route, origin, start_us: service.clock.now_us(), is_over: false }
     }
 
     /// Ends, when there is an answer to be counted; returns how long that took.
-    fn end(mut self) -> u64 {
+    fn end(mut self, status: u16, refusal: Option<&Refusal>) -> u64 {
         self.is_over = true;
-        self.service.clock.now_us().saturating_sub(self.start_us)
+        self.ended(status, refusal)
+    }
+
+    fn ended(&self, status: u16, refusal: Option<&Refusal>) -> u64 {
+        let Self { service, start_us, .. } = *self;
+        let (end_us, is_encrypted) = (service.clock.now_us(), service.tls.is_some());
+        let ending = Ending { start_us, end_us, status, refusal, is_encrypted };
+        service.spans.ended(self.origin, ending);
+        end_us.saturating_sub(start_us)
     }
 }
 
 impl Drop for Counting<'_> {
     fn drop(&mut self) {
         if !self.is_over {
+            self.ended(LEFT, None);
             self.service.metrics.count(self.route, LEFT, 0);
         }
     }
@@ -321,7 +336,7 @@ fn route_name(path: &str) -> &'static str {
 }
 
 /// Returns what a client must be allowed to do for a path; nothing to ask whether the server lives.
-fn scope_of(path: &str) -> Option<Scope> {
+pub(crate) fn scope_of(path: &str) -> Option<Scope> {
     match path {
         "/livez" | "/readyz" | "/v2/health/live" | "/v2/health/ready" => None,
         "/health" | "/metrics" => Some(Scope::Metrics),

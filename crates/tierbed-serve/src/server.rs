@@ -30,8 +30,12 @@ use crate::oip::Models;
 use crate::options::ServeOptions;
 use crate::predictor::Predictor;
 use crate::routes::{router, Service};
+use crate::spans::Spans;
 use crate::tls::Tls;
 use crate::tokens::Tokens;
+
+/// Longest time that stopping waits for a collector to take the last spans.
+const SPANS_TIME: Duration = Duration::from_secs(5);
 
 /// A running server. Dropping it stops it.
 #[derive(Debug)]
@@ -132,6 +136,7 @@ impl Server {
         let finishing = Finishing(Arc::clone(&finished));
         let grpc_address = grpc.as_ref().map(|(_, address)| *address);
         know_clients(&service, &[Some(address), grpc_address])?;
+        service.spans.start(options, &service.log)?;
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
         Executor::start(&service, options.lookup_threads)?;
@@ -271,6 +276,7 @@ impl Server {
         service.executor.close();
         service.executor.wait(time);
         runtime.shutdown_timeout(time);
+        service.spans.close(time.min(SPANS_TIME));
         let is_whole = self.is_whole();
         service.log.stopped(is_whole);
         service.log.flush();
@@ -308,7 +314,7 @@ pub(crate) fn service(
     let tls = options.tls.as_ref().map(|files| Tls::open(files, limits.handshakes_max));
     let places = Arc::new(Semaphore::new(place_count(options)));
     let buffers = Buffers::new(limits.buffer_bytes_max);
-    let log = Log::open(&options.log, clock)?;
+    let (log, spans) = (Arc::new(Log::open(&options.log, clock)?), Spans::default());
     let rule = Rule {
         queue_us_max: limits.queue_ms_max * 1_000,
         requests_max: place_count(options) as u64,
@@ -326,6 +332,7 @@ pub(crate) fn service(
         buffers: buffers.clone(),
         executor: Arc::clone(&executor),
         log_dropped: log.dropped(),
+        spans: &spans,
     };
     Ok(Service {
         generations,
@@ -334,6 +341,7 @@ pub(crate) fn service(
         identity,
         metrics: Arc::new(Metrics::new(served)),
         log,
+        spans,
         faults: Faults::new(clock, limits.degraded_ms),
         start_us: clock.now_us(),
         life: Life::new(clock.now_us()),

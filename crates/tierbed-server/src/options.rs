@@ -265,6 +265,10 @@ pub struct Serving {
     /// Requests that take longer are written.
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = ms)]
     pub slow_ms: u64,
+    /// The collector that traces are sent to by OTLP, over gRPC: http://host:4317. Needs a build
+    /// with the feature otel.
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Limiting {

@@ -147,6 +147,7 @@ fn serving(options: &Options, model_name: String) -> Result<ServeOptions> {
             slow_ms: given.slow_ms,
             ..LogOptions::default()
         },
+        otlp_endpoint: given.otlp_endpoint.clone(),
         ..defaults
     })
 }

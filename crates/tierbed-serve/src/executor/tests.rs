@@ -5,13 +5,15 @@ use super::*;
 use crate::body::{Buffers, Held};
 use crate::generation::Serving;
 use crate::job::{Done, Made, Stage, Waits};
+use crate::spans::Steps;
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
 
 fn job(route: &'static str, body_bytes: u64, work: Work) -> (Job, Answer) {
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
     let (answer, made) = oneshot::channel();
-    (Job { route, queued_us: 0, body_bytes, work, done: Done { place, answer } }, made)
+    let (steps, done) = (Steps::default(), Done { place, answer });
+    (Job { route, queued_us: 0, body_bytes, work, steps, done }, made)
 }
 
 fn lookup(route: &'static str, body_bytes: u64) -> (Job, Answer) {

@@ -23,6 +23,7 @@ use crate::oip::request::Encoded;
 use crate::origin::Origin;
 use crate::routes::work::received;
 use crate::routes::{counted, BodyBytes, Deadline, Service, Shared, Time};
+use crate::spans;
 use crate::tokens::Scope;
 
 /// Answers a call of one message by one: of all methods but `ModelInfer`.
@@ -47,7 +48,7 @@ pub(super) async fn answer(
 pub(super) async fn infer(service: &Service, request: HttpRequest<impl Coming>) -> Response {
     let (head, body) = request.into_parts();
     let headers = &head.headers;
-    let origin = Origin::new(headers);
+    let origin = service.spans.origin(headers, spans::Call::Grpc { path: INFER });
     let answering = async {
         let mut body_bytes = 0;
         let answered = async {
@@ -168,7 +169,8 @@ pub(super) async fn made(
     let kind = kind(service, &addressed.model_name, &addressed.model_version)?;
     let hurry = addressed.hurry()?;
     let pack = told_as.map(Pack::Message);
-    let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack };
+    let steps = &origin.steps;
+    let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack, steps };
     let made = infer::answer(service, asked, Encoded::Message(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);

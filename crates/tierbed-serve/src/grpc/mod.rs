@@ -18,7 +18,7 @@ pub(crate) mod message;
 mod messages;
 mod outgoing;
 pub(crate) mod reply;
-mod status;
+pub(crate) mod status;
 mod stream;
 
 use std::sync::Arc;
@@ -34,6 +34,7 @@ use tonic_reflection::server::Builder;
 pub(crate) use self::health::Health;
 use crate::origin::Origin;
 use crate::routes::{counted, in_time, Service, Shared};
+use crate::spans::Call;
 use crate::tokens::Scope;
 
 /// The messages of `proto/inference.proto`.
@@ -47,7 +48,7 @@ const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.b
 
 /// The service, as clients and metrics name it.
 const INFERENCE: &str = "/inference.GRPCInferenceService";
-const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+pub(crate) const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A request of a call of many; the call itself counts as one of the service.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 const HEALTH: &str = "/grpc.health.v1.Health";
@@ -93,7 +94,7 @@ fn route_name(path: &str) -> &'static str {
 }
 
 /// Returns what a client must be allowed to do for a path; nothing to ask whether the server lives.
-fn scope_of(path: &str) -> Option<Scope> {
+pub(crate) fn scope_of(path: &str) -> Option<Scope> {
     let is_health = path.starts_with(HEALTH)
         || path
             .strip_prefix(INFERENCE)
@@ -108,8 +109,13 @@ fn is_finite(path: &str) -> bool {
 
 /// Counts every call, and ends those that take too long to answer.
 async fn measure(State(service): Shared, mut request: Request, next: Next) -> Response {
-    let route = route_name(request.uri().path());
-    let origin = Arc::new(Origin::new(request.headers()));
+    let path = request.uri().path();
+    let route = route_name(path);
+    let origin = Arc::new(match path {
+        // Its messages are requests, each with spans of its own.
+        STREAM => Origin::new(request.headers()),
+        _ => service.spans.origin(request.headers(), Call::Grpc { path }),
+    });
     request.extensions_mut().insert(Arc::clone(&origin));
     let answering = async {
         service.authorize(request.headers(), scope_of(request.uri().path()))?;

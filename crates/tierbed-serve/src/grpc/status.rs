@@ -14,7 +14,7 @@ const MESSAGE_CHARS_MAX: usize = 1_000;
 const RETRY_AFTER_MS: &str = "1000";
 
 /// Returns the status of a refusal.
-fn code(refusal: &Refusal) -> Code {
+pub(crate) fn code(refusal: &Refusal) -> Code {
     match (refusal.status(), refusal.reason(), refusal.kind()) {
         (StatusCode::NOT_FOUND, ..) => Code::NotFound,
         (StatusCode::UNAUTHORIZED, ..) => Code::Unauthenticated,

@@ -35,6 +35,7 @@ use crate::coding::Coding;
 use crate::job::Made;
 use crate::origin::Origin;
 use crate::routes::{counted, BodyBytes, Deadline, Service, Shared};
+use crate::spans;
 
 /// Requests of a call that are worked on or wait to be taken; the client's others are not read.
 const REQUESTS_MAX: usize = 32;
@@ -112,7 +113,8 @@ impl Reader {
             let Some(framed) = self.next(&mut held).await? else { return Ok(()) };
             self.service.metrics.body_bytes.inc_by(framed.bytes.len() as u64);
             let call = self.calls.begin(true);
-            let origin = Origin::new(&self.headers);
+            let asking = spans::Call::Grpc { path: STREAM };
+            let origin = self.service.spans.origin(&self.headers, asking);
             let asked = Asked { framed, held, coding: self.coding, origin };
             let (done, after) = oneshot::channel();
             let service = Arc::clone(&self.service);

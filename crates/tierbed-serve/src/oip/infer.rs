@@ -19,6 +19,7 @@ use crate::job::{Made, Work};
 use crate::origin::Origin;
 use crate::routes::work::{self, made, pulse_of, received, told, Ask};
 use crate::routes::{Deadline, Service, Shared};
+use crate::spans::Steps;
 use crate::timed::until;
 
 pub(super) async fn infer(
@@ -65,7 +66,8 @@ pub(crate) async fn inferred(
         let hurry = parts.search(origin);
         drop(bytes);
         let body_bytes = *body_bytes;
-        let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };
+        let (route, steps) = (INFER, &origin.steps);
+        let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack, steps };
         answer(service, asked, Encoded::Json(parts), held).await
     };
     let made = made.await;
@@ -76,7 +78,7 @@ pub(crate) async fn inferred(
 
 /// A request for inference whose body has arrived.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct Asked<'a> {
     pub(crate) route: &'static str,
     pub(crate) kind: Kind,
     pub(crate) start_us: u64,
@@ -85,6 +87,7 @@ pub(crate) struct Asked {
     pub(crate) hurry: Hurry,
     pub(crate) body_bytes: u64,
     pub(crate) pack: Option<Pack>,
+    pub(crate) steps: &'a Steps,
 }
 
 /// Answers a request, which is decoded where it is worked on.
@@ -94,15 +97,16 @@ pub(crate) struct Asked {
 /// the client's time is over.
 pub(crate) async fn answer(
     service: &Service,
-    asked: Asked,
+    asked: Asked<'_>,
     encoded: Encoded,
     held: Held,
 ) -> Result<Made, Refusal> {
-    let Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes, pack } =
-        asked;
-    let Hurry { timeout_us, priority } = hurry;
+    let Asked { route, kind, start_us, deadline: Deadline(latest_us), .. } = asked;
+    let Asked { hurry: Hurry { timeout_us, priority }, body_bytes, pack, steps, .. } = asked;
+    steps.of_model(service.models.name(kind));
     let own_us = timeout_us.map_or(latest_us, |us| start_us.saturating_add(us));
-    let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes, pack };
+    let deadline_us = own_us.min(latest_us);
+    let ask = Ask { route, deadline_us, priority, body_bytes, pack, steps };
     let answering = async move {
         if kind == Kind::Predictions && service.generations.predicts() {
             let prepare = move |serving: &Serving<'_>, held: Held| {

@@ -13,14 +13,22 @@ use crate::answer::Refusal;
 use crate::batch::guarded;
 use crate::generation::Serving;
 use crate::job::{Done, Made, Phases};
-use crate::joint::{look_up_rows, WORDS_MAX};
+use crate::joint::{look_up_rows, Rows, WORDS_MAX};
 use crate::predictor::{Batch, Model};
+use crate::spans::Steps;
 
 /// A request between its preparation and its answer.
 pub(crate) struct Begun {
     pub(crate) done: Done,
     pub(crate) phases: Phases,
+    pub(crate) steps: Steps,
     pub(crate) prepared: Prepared,
+}
+
+impl Begun {
+    fn samples(&self) -> &Samples {
+        &self.prepared.samples
+    }
 }
 
 /// Answers requests, as many together as there may be.
@@ -30,12 +38,12 @@ pub(crate) fn run(serving: &Serving<'_>, begun: Vec<Begun>) {
     }
     serving.metrics.batch_requests.observe(begun.len() as f64);
     let start_us = serving.clock.now_us();
-    let scored = {
-        let samples: Vec<_> = begun.iter().map(|begun| &begun.prepared.samples).collect();
-        score_all(serving, &samples)
-    };
-    let infer_us = serving.clock.now_us().saturating_sub(start_us);
-    for (Begun { done, mut phases, prepared }, scores) in begun.into_iter().zip(scored) {
+    begun.iter().for_each(|one| one.steps.looks_up(start_us, begun.len()));
+    let scored = score_all(serving, &begun);
+    let end_us = serving.clock.now_us();
+    let infer_us = end_us.saturating_sub(start_us);
+    for (Begun { done, mut phases, steps, prepared }, scores) in begun.into_iter().zip(scored) {
+        steps.close(end_us);
         let start_us = serving.clock.now_us();
         let Prepared { mut held, answer_bytes, encode, .. } = prepared;
         let body = scores.and_then(|scores| guarded(serving, || encode(scores)));
@@ -48,24 +56,22 @@ pub(crate) fn run(serving: &Serving<'_>, begun: Vec<Begun>) {
 }
 
 /// Returns the scores of each request.
-fn score_all(
-    serving: &Serving<'_>,
-    samples: &[&Samples],
-) -> Vec<std::result::Result<Scores, Refusal>> {
+fn score_all(serving: &Serving<'_>, begun: &[Begun]) -> Vec<std::result::Result<Scores, Refusal>> {
     let model = match serving.model() {
         Ok(model) => model,
         Err(error) => {
             let refusal = Refusal::from(error);
-            return samples.iter().map(|_| Err(refusal.clone())).collect();
+            return begun.iter().map(|_| Err(refusal.clone())).collect();
         }
     };
-    let mut scored = Vec::with_capacity(samples.len());
-    for group in groups(samples) {
+    let mut scored = Vec::with_capacity(begun.len());
+    for group in groups(begun) {
         let joint = || catch_unwind(AssertUnwindSafe(|| score(serving, model, group)));
         match if group.len() > 1 { joint().ok() } else { None } {
             Some(Ok(scores)) => scored.extend(scores.into_iter().map(Ok)),
             _ => scored.extend(group.iter().map(|one| {
-                let mut scores = guarded(serving, || Ok(score(serving, model, &[one])?))?;
+                let alone = std::slice::from_ref(one);
+                let mut scores = guarded(serving, || Ok(score(serving, model, alone)?))?;
                 let Some(scores) = scores.pop() else { panic!("a request without scores") };
                 Ok(scores)
             })),
@@ -75,11 +81,11 @@ fn score_all(
 }
 
 /// Cuts requests into groups whose rows fit into a joint lookup.
-fn groups<'a, 'b>(samples: &'a [&'b Samples]) -> impl Iterator<Item = &'a [&'b Samples]> {
+fn groups(begun: &[Begun]) -> impl Iterator<Item = &[Begun]> {
     let mut words = 0;
-    samples.chunk_by(move |before, next| {
-        words += before.row_words();
-        let is_together = words + next.row_words() <= WORDS_MAX;
+    begun.chunk_by(move |before, next| {
+        words += before.samples().row_words();
+        let is_together = words + next.samples().row_words() <= WORDS_MAX;
         if !is_together {
             words = 0;
         }
@@ -91,20 +97,26 @@ fn groups<'a, 'b>(samples: &'a [&'b Samples]) -> impl Iterator<Item = &'a [&'b S
 ///
 /// # Errors
 /// Those of the lookup and of the model.
-fn score(serving: &Serving<'_>, model: &Model, samples: &[&Samples]) -> Result<Vec<Scores>> {
-    let sample_count = samples.iter().map(|samples| samples.count).sum();
+fn score(serving: &Serving<'_>, model: &Model, begun: &[Begun]) -> Result<Vec<Scores>> {
+    let samples = || begun.iter().map(Begun::samples);
+    let sample_count = samples().map(|samples| samples.count).sum();
     let outputs = model.predictor.outputs();
     let scores = if sample_count == 0 {
         vec![Vec::new(); outputs.len()]
     } else {
-        let queries: Vec<_> = samples.iter().map(|samples| &samples.query).collect();
-        let rows = look_up_rows(model.source(serving.source()), &queries)?;
-        let dense = samples.iter().flat_map(|samples| &samples.dense).copied().collect();
+        let queries: Vec<_> = samples().map(|samples| &samples.query).collect();
+        let Rows { elements: rows, stats } =
+            look_up_rows(model.source(serving.source()), &queries)?;
+        for Begun { steps, .. } in begun {
+            steps.found(&stats);
+            steps.scores(&*serving.clock);
+        }
+        let dense = samples().flat_map(|samples| &samples.dense).copied().collect();
         // A model that looks rows up by itself gets those of this generation.
         serving.view.hold(|| model.predict(Batch { sample_count, dense, rows }))?
     };
     let mut rest: Vec<_> = scores.iter().map(Vec::as_slice).collect();
-    let cut = samples.iter().map(|samples| {
+    let cut = samples().map(|samples| {
         let own = rest.iter_mut().zip(outputs).map(|(rest, output)| {
             let (own, after) = rest.split_at(samples.count * output.len());
             *rest = after;

@@ -16,7 +16,7 @@ use axum::body::{to_bytes, Body, Bytes};
 use axum::http::{header, Method, Request, Response, StatusCode};
 use axum::response::IntoResponse;
 
-use super::work::{self, LOOKUP};
+use super::work::{self, Asking, LOOKUP};
 use super::{Counting, Service, Time};
 use crate::answer::Refusal;
 use crate::body::{Arriving, Coming, Held};
@@ -28,6 +28,7 @@ use crate::oip::model::Kind;
 use crate::oip::{self, INFER};
 use crate::origin::Origin;
 use crate::sending::Streamed;
+use crate::spans::Call;
 use crate::tokens::Scope;
 use crate::wire::Pulse;
 
@@ -61,6 +62,14 @@ impl Hot {
         }
     }
 
+    /// Returns its route in the router's words.
+    fn pattern(self) -> &'static str {
+        match self {
+            Self::Lookup => LOOKUP,
+            Self::Infer(_) => "/v2/models/{model}/infer",
+        }
+    }
+
     /// Answers a request, and counts it.
     pub(crate) async fn answer(
         self,
@@ -70,17 +79,19 @@ impl Hot {
     ) -> Outgoing {
         let (head, body) = request.into_parts();
         let (headers, route) = (&head.headers, self.name());
-        let origin = Origin::new(headers);
-        let counting = Counting::begin(service, route);
+        let (method, path) = (&head.method, head.uri.path());
+        let call = Call::Http { method, path, route: Some(self.pattern()) };
+        let origin = service.spans.origin(headers, call);
+        let counting = Counting::begin(service, route, &origin);
         let mut body_bytes = 0;
         let arriving = Arriving { headers, body, pulse: Some(pulse) };
         let made = self.made(service, arriving, &origin, &mut body_bytes).await;
-        let us = counting.end();
         let (status, refusal) = match &made {
             Ok(_) => (StatusCode::OK, None),
             Err(refusal) => (refusal.status(), Some(refusal)),
         };
         let status = status.as_u16();
+        let us = counting.end(status, refusal);
         service.note(Told { route, status, us, body_bytes, origin: &origin }, refusal);
         let mut outgoing = match made {
             Ok(made) => Outgoing::made(made),
@@ -102,7 +113,8 @@ impl Hot {
         let deadline = time.deadline;
         match self {
             Self::Lookup => {
-                time.wait(work::lookup(service, arriving, deadline.0, body_bytes)).await?
+                let asking = Asking { deadline, origin };
+                time.wait(work::lookup(service, asking, arriving, body_bytes)).await?
             }
             Self::Infer(kind) => {
                 let begun = Begun { kind, deadline, origin };

@@ -27,7 +27,10 @@ use crate::generation::Serving;
 use crate::inline::{self, Tried};
 use crate::job::{Checked, Done, Job, Made, Stage, Waits, Work};
 use crate::lookup;
+use crate::oip::model::Kind;
+use crate::origin::Origin;
 use crate::predict::bodies;
+use crate::spans::{Step, Steps};
 use crate::tensors::SAFETENSORS;
 use crate::wire::Pulse;
 
@@ -36,14 +39,30 @@ pub(crate) const LOOKUP: &str = "/v1/lookup";
 
 pub(super) async fn answer_lookup(
     State(service): Shared,
-    Extension(Deadline(deadline_us)): Extension<Deadline>,
+    Extension(deadline): Extension<Deadline>,
+    Extension(origin): Extension<Arc<Origin>>,
     request: Request,
 ) -> Response {
     let (head, body) = request.into_parts();
     let arriving = Arriving { headers: &head.headers, body, pulse: pulse_of(&head) };
-    let mut body_bytes = 0;
-    let made = lookup(&service, arriving, deadline_us, &mut body_bytes).await;
+    let (asking, mut body_bytes) = (Asking { deadline, origin: &origin }, 0);
+    let made = lookup(&service, asking, arriving, &mut body_bytes).await;
     told(made, body_bytes)
+}
+
+/// Whose request under `/v1` it is, and when it must be answered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asking<'a> {
+    pub(super) deadline: Deadline,
+    pub(super) origin: &'a Origin,
+}
+
+impl<'a> Asking<'a> {
+    /// Returns what is asked under `route`, once the body has arrived.
+    fn asks(self, route: &'static str, body_bytes: u64, pack: Option<Pack>) -> Ask<'a> {
+        let Self { deadline: Deadline(deadline_us), origin: Origin { steps, .. } } = self;
+        Ask { route, deadline_us, priority: Priority::default(), body_bytes, pack, steps }
+    }
 }
 
 /// Answers a lookup under `/v1`; tells how long its body is, once that is known.
@@ -52,22 +71,23 @@ pub(super) async fn answer_lookup(
 /// Those of [`opened`] and of [`made`].
 pub(super) async fn lookup(
     service: &Service,
+    asking: Asking<'_>,
     arriving: Arriving<'_, impl Coming>,
-    deadline_us: u64,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
     let Opened { is_binary, pack, bytes, held } = opened(service, arriving, body_bytes).await?;
     let prepare = move |serving: &Serving<'_>, held: Held| {
         lookup::prepare(serving.source(), &serving.limits, &bytes, held, is_binary)
     };
-    let (route, priority) = (LOOKUP, Priority::default());
-    let ask = Ask { route, deadline_us, priority, body_bytes: *body_bytes, pack };
+    let ask = asking.asks(LOOKUP, *body_bytes, pack);
+    ask.steps.of_model(service.models.name(Kind::Rows));
     made(service, ask, held, Asked { prepare, work: Work::Lookup }).await
 }
 
 pub(super) async fn answer_predict(
     State(service): Shared,
-    Extension(Deadline(deadline_us)): Extension<Deadline>,
+    Extension(deadline): Extension<Deadline>,
+    Extension(origin): Extension<Arc<Origin>>,
     request: Request,
 ) -> Response {
     if !service.generations.predicts() {
@@ -76,22 +96,22 @@ pub(super) async fn answer_predict(
     }
     let (head, body) = request.into_parts();
     let arriving = Arriving { headers: &head.headers, body, pulse: pulse_of(&head) };
-    let mut body_bytes = 0;
-    let made = predict(&service, arriving, deadline_us, &mut body_bytes).await;
+    let (asking, mut body_bytes) = (Asking { deadline, origin: &origin }, 0);
+    let made = predict(&service, asking, arriving, &mut body_bytes).await;
     told(made, body_bytes)
 }
 
 async fn predict(
     service: &Service,
+    asking: Asking<'_>,
     arriving: Arriving<'_, impl Coming>,
-    deadline_us: u64,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
     let Opened { is_binary, pack, bytes, held } = opened(service, arriving, body_bytes).await?;
     let prepare =
         move |serving: &Serving<'_>, held: Held| bodies::prepare(serving, &bytes, held, is_binary);
-    let (route, priority) = ("/v1/predict", Priority::default());
-    let ask = Ask { route, deadline_us, priority, body_bytes: *body_bytes, pack };
+    let ask = asking.asks("/v1/predict", *body_bytes, pack);
+    ask.steps.of_model(service.models.name(Kind::Predictions));
     made(service, ask, held, Asked { prepare, work: Work::Prediction }).await
 }
 
@@ -139,13 +159,14 @@ pub(crate) async fn received(
 
 /// A request whose body has arrived.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask {
+pub(crate) struct Ask<'a> {
     pub(crate) route: &'static str,
     /// Those that must be answered first are worked on first.
     pub(crate) deadline_us: u64,
     pub(crate) priority: Priority,
     pub(crate) body_bytes: u64,
     pub(crate) pack: Option<Pack>,
+    pub(crate) steps: &'a Steps,
 }
 
 /// A request in the queue. Dropped before its answer came, it leaves the queue.
@@ -185,7 +206,7 @@ pub(crate) struct Asked<P, F> {
 /// 503 when there is no room, 504 when the request's time is over; those of the work.
 pub(crate) async fn made<P: Checked + 'static, F>(
     service: &Service,
-    ask: Ask,
+    ask: Ask<'_>,
     held: Held,
     asked: Asked<P, F>,
 ) -> Result<Made, Refusal>
@@ -228,12 +249,14 @@ impl Room {
     }
 }
 
-async fn queued(service: &Service, ask: Ask, room: Room, work: Work) -> Result<Made, Refusal> {
-    let Ask { route, deadline_us, priority, body_bytes, pack } = ask;
+async fn queued(service: &Service, ask: Ask<'_>, room: Room, work: Work) -> Result<Made, Refusal> {
+    let Ask { route, deadline_us, priority, body_bytes, pack, steps } = ask;
     let Room { place, request_count } = room;
     let (answer, made) = oneshot::channel();
     let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
-    let job = Job { route, queued_us, body_bytes, work: work.packed(pack), done };
+    steps.begin(Step::Queue, queued_us);
+    let (work, steps) = (work.packed(pack), steps.clone());
+    let job = Job { route, queued_us, body_bytes, work, steps, done };
     let offer = Offer { deadline_us, priority, request_count };
     let ticket = service.executor.push(offer, job).map_err(refused)?;
     let mut waiting = Waiting { executor: &service.executor, ticket: Some(ticket) };

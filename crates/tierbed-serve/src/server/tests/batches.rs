@@ -10,6 +10,7 @@ use crate::body::Held;
 use crate::generation::Serving;
 use crate::job::{Done, Job, Made, Stage, Waits, Work};
 use crate::lookup::prepare;
+use crate::spans::Steps;
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
 
@@ -27,7 +28,8 @@ fn job(service: &Service, body: Vec<u8>) -> (Job, Answer) {
         prepare(serving.source(), &serving.limits, &body, held, true)
     };
     let work = Work::Lookup(Waits::new(Stage::Received(held), prepare));
-    (Job { route: "/v1/lookup", queued_us: 0, body_bytes: 0, work, done }, made)
+    let steps = Steps::default();
+    (Job { route: "/v1/lookup", queued_us: 0, body_bytes: 0, work, steps, done }, made)
 }
 
 /// Answers the bodies as one batch: bytes, or status and message.

@@ -11,6 +11,7 @@ use crate::grpc::pb::ModelInferRequest;
 use crate::inline::{self, Tried};
 use crate::job::{Made, Stage, Waits, Work};
 use crate::routes::work::{made, Ask, Asked};
+use crate::spans::Steps;
 
 const JSON: &str = "application/json";
 const SAFETENSORS: &str = "application/x-safetensors";
@@ -186,7 +187,8 @@ fn run(
     prepare: impl Fn() -> std::result::Result<(), Refusal> + Send + 'static,
 ) -> std::result::Result<Made, Refusal> {
     let (route, priority) = ("/v1/lookup", Priority::Normal);
-    let ask = Ask { route, deadline_us, priority, body_bytes: 10, pack: None };
+    let steps = &Steps::default();
+    let ask = Ask { route, deadline_us, priority, body_bytes: 10, pack: None, steps };
     let held = service.buffers.hold_nothing();
     let body = row_body(&[499]).into();
     let prepare = move |serving: &crate::generation::Serving<'_>, held| {
@@ -241,7 +243,8 @@ fn a_lookup_that_must_wait_is_prepared_once_a_generation() {
             crate::lookup::prepare(serving.source(), &serving.limits, &body, held, false)
         };
         let (route, priority) = ("/v1/lookup", Priority::Normal);
-        let ask = Ask { route, deadline_us: u64::MAX, priority, body_bytes: 1, pack: None };
+        let (deadline_us, steps) = (u64::MAX, &Steps::default());
+        let ask = Ask { route, deadline_us, priority, body_bytes: 1, pack: None, steps };
         let held = service.buffers.hold_nothing();
         let Tried::Left(stage) = inline::answer(&service, &ask, 0, held, &prepare) else {
             panic!("row {ids:?} is in no tier");

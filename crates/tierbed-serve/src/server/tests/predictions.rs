@@ -11,6 +11,7 @@ use crate::generation::Serving;
 use crate::job::{Done, Job, Made, Stage, Waits, Work};
 use crate::predict::bodies::prepare;
 use crate::predictor::{Batch, ModelInputs, ModelOutput};
+use crate::spans::Steps;
 
 const JSON: &str = "application/json";
 
@@ -110,7 +111,8 @@ fn job(service: &Service, body: &str) -> (Job, Answer) {
     let bytes = axum::body::Bytes::copy_from_slice(body.as_bytes());
     let prepare = move |serving: &Serving<'_>, held: Held| prepare(serving, &bytes, held, false);
     let work = Work::Prediction(Waits::new(Stage::Received(held), prepare));
-    (Job { route: "/v1/predict", queued_us: 0, body_bytes: 0, work, done }, made)
+    let steps = Steps::default();
+    (Job { route: "/v1/predict", queued_us: 0, body_bytes: 0, work, steps, done }, made)
 }
 
 /// Answers the bodies as one batch: texts, or kinds and messages.
