@@ -34,6 +34,8 @@ mod models;
 mod oip;
 mod origin;
 mod predictions;
+#[cfg(feature = "otel")]
+mod spans;
 mod stopping;
 mod telling;
 mod tls;

@@ -24,7 +24,7 @@ fn has(text: &str, line: &str) -> bool {
     text.lines().any(|found| found == line)
 }
 
-fn damaged() -> Arc<Snapshot> {
+pub(super) fn damaged() -> Arc<Snapshot> {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let snapshot = snapshot_in(&folder, None);
     folder.open("rows.pages", OpenMode::ReadWrite).unwrap().write_at(100, b"x").unwrap();
