@@ -13,6 +13,11 @@ FUZZ_LONG_SECONDS ?= 600
 CAMPAIGN_MINUTES ?= 5
 SIM_ROUNDS ?= 4
 KIND ?= all
+# Features of a wheel or a server that is built: otel sends traces by OTLP.
+FEATURES ?=
+# That of the Rust tests, which then have all code. Python's tests ask a build without it.
+TESTED := tierbed-server/otel
+comma := ,
 
 STEP := scripts/step
 UV := .tools/uv/bin/uv
@@ -86,17 +91,19 @@ $(BENCH_STAMP): $(ENV_STAMP) tools/python/pyproject.toml
 # ---------------------------------------------------------------- the wheel
 
 .PHONY: wheel
-wheel: $(ENV_STAMP) ## Build the wheel into build/wheel and check what is in it
+wheel: $(ENV_STAMP) ## Build the wheel into build/wheel and check what is in it; FEATURES=otel
 	@rm -rf build/wheel
 	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'wheel (release build)' \
-	    .venv/bin/maturin build --quiet --release --locked --out build/wheel
+	    .venv/bin/maturin build --quiet --release --locked --out build/wheel \
+	    $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/abi3-py310)
 	@$(STEP) 'check wheel' scripts/check-wheel build/wheel/*.whl
 
 # ---------------------------------------------------------------- the server without Python
 
 .PHONY: server
-server: ## Build tierbed-server into build/server and check what it needs
-	@$(STEP) 'tierbed-server (release build)' cargo build --quiet --release --locked -p tierbed-server
+server: ## Build tierbed-server into build/server and check what it needs; FEATURES=otel
+	@$(STEP) 'tierbed-server (release build)' cargo build --quiet --release --locked -p tierbed-server \
+	    $(if $(FEATURES),--features $(FEATURES))
 	@mkdir -p build/server
 	@strip --strip-debug -o build/server/tierbed-server target/release/tierbed-server
 	@$(STEP) 'check server' scripts/check-server build/server/tierbed-server
@@ -156,9 +163,9 @@ lint: setup ## Check formatting, lints, house rules and types
 	@$(STEP) 'cargo fmt' cargo fmt --all --check
 	@$(STEP) 'tidy' cargo x tidy
 	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'clippy' \
-	    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
-	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'wheel without the laboratory' \
-	    cargo check --quiet --locked -p tierbed-py --no-default-features
+	    cargo clippy --quiet --locked --workspace --all-targets --features $(TESTED) -- -D warnings
+	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'clippy of the wheel: no laboratory, no traces' \
+	    cargo clippy --quiet --locked -p tierbed-py --no-default-features -- -D warnings
 	@$(STEP) 'ruff check' $(PY) -m ruff check
 	@$(STEP) 'ruff format' $(PY) -m ruff format --check
 	@$(STEP) 'mypy' $(PY) -m mypy --strict python/tierbed tools/python/tierbed_bench
@@ -166,7 +173,7 @@ lint: setup ## Check formatting, lints, house rules and types
 
 .PHONY: test-rust
 test-rust: ## Run the Rust tests
-	@$(STEP) 'cargo test' cargo test --locked --no-fail-fast
+	@$(STEP) 'cargo test' cargo test --locked --no-fail-fast --features $(TESTED)
 
 .PHONY: test-python
 test-python: setup ## Run the quick Python tests

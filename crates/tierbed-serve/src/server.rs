@@ -136,10 +136,7 @@ impl Server {
         let finishing = Finishing(Arc::clone(&finished));
         let grpc_address = grpc.as_ref().map(|(_, address)| *address);
         know_clients(&service, &[Some(address), grpc_address])?;
-        service.spans.start(options, &service.log)?;
-        let Service { snapshot_name, identity, log, .. } = &*service;
-        log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
-        Executor::start(&service, options.lookup_threads)?;
+        begin_work(&service, options, address)?;
         let callee = |router, protocol| Callee { router, service: Arc::clone(&service), protocol };
         let door = Door::new(callee(router(&service), Protocol::Http), allowed(&service));
         let beside = grpc.map(|(listener, _)| {
@@ -358,6 +355,17 @@ pub(crate) fn service(
         executor,
         answering,
     })
+}
+
+/// Starts the threads that work for requests, and tells where these may come.
+///
+/// # Errors
+/// `Invalid` for settings of spans that are none, `Io` when a thread cannot be made.
+fn begin_work(service: &Arc<Service>, options: &ServeOptions, address: SocketAddr) -> Result<()> {
+    let Service { snapshot_name, identity, log, spans, .. } = &**service;
+    spans.start(options, log)?;
+    log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
+    Executor::start(service, options.lookup_threads)
 }
 
 /// Returns how many connections there may be; tells when these are fewer than the options say.

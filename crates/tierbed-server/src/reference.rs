@@ -95,6 +95,7 @@ unknown key of the file is refused with its line and the nearest known one. `SNA
 | `COUNT` | a whole number, 1 or more |
 | `SHARE` | a number above 0, up to 1 |
 | `ADDRESS` | `host:port`; port 0 picks a free one |
+| `URL` | `http://host:port`, or `https://` |
 | `TABLES`, `NAMES`, `TIERS` | words with commas between; in a file a list, too |
 ";
 

@@ -41,7 +41,7 @@ fn wrong(unit: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Options whose values only the server can judge: what it says of a wrong one.
-const JUDGED: [(&str, &str, &str); 18] = [
+const JUDGED: [(&str, &str, &str); 19] = [
     ("address", "nowhere", "remedy: choose a free port"),
     ("grpc-address", "nowhere", "remedy: choose a free port"),
     ("admin-address", "nowhere", "remedy: choose a free port"),
@@ -60,7 +60,15 @@ const JUDGED: [(&str, &str, &str); 18] = [
     ("deltas", "absent", "absent"),
     ("model-name", "a/b", "a/b"),
     ("config", "absent", "remedy: name a file that the server may read"),
+    ("otlp-endpoint", "nowhere", COLLECTOR),
 ];
+
+/// What is said of a collector that is none.
+#[cfg(feature = "otel")]
+const COLLECTOR: &str = "remedy: write http://host:4317";
+/// What is said of any collector.
+#[cfg(not(feature = "otel"))]
+const COLLECTOR: &str = "remedy: build it with --features otel";
 
 #[test]
 fn every_option_refuses_a_wrong_value_and_says_what_to_write() {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +435,15 @@ def test_an_address_in_use_gives_way_to_a_free_port(folder: Path) -> None:
         with Server(snapshot, "127.0.0.1:0") as second:
             assert second.address != first.address
             ask(second, lookup(1))
+
+
+def test_a_build_without_traces_names_no_collector(tmp_path: Path) -> None:
+    import_tables({"a": torch.rand(40, 4)}, tmp_path / "snapshot")
+    options = ServeOptions(otlp_endpoint="http://127.0.0.1:4317", log_level="off")
+    with tb.Snapshot.open(tmp_path / "snapshot") as snapshot:
+        with refused(tb.UnsupportedError, "or leave out otlp_endpoint"):
+            Server(snapshot, "127.0.0.1:0", options=options)
+        Server(snapshot, "127.0.0.1:0", options=replace(options, otlp_endpoint=None)).stop()
 
 
 def test_a_file_of_tokens_has_a_line_for_each_client(tmp_path: Path) -> None:

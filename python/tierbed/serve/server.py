@@ -98,6 +98,8 @@ class ServeOptions:
         log_level: The least important lines written to standard error, one JSON object each.
         access_log: Write a line for every request, too, at level info.
         slow_ms: Requests that take longer are written.
+        otlp_endpoint: The collector that traces are sent to by OTLP, over gRPC: http://host:4317. Needs
+            a build with the feature otel.
     """
 
     grpc_address: str | None = None
@@ -118,6 +120,7 @@ class ServeOptions:
     log_level: LogLevel = "warn"
     access_log: bool = False
     slow_ms: NotNegative = 1_000
+    otlp_endpoint: str | None = None
 
 
 def _scorer(model: nn.Module | ServedModel | None, snapshot: Snapshot) -> Scorer | None:

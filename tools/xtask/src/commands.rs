@@ -12,16 +12,20 @@ pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
+/// Features that the Rust tests have; those of the Makefile.
+const TESTED: [&str; 2] = ["--features", "tierbed-server/otel"];
+
 /// Formatting, lints, house rules.
 pub(crate) fn check() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"], &[])?;
-    cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
+    cargo(&[&clippy[..], &TESTED, &["--", "-D", "warnings"]].concat(), &[])?;
     tidy::run(&root())
 }
 
 /// Rust tests; the Python module is left out, it is tested from Python.
 pub(crate) fn test() -> Result<(), String> {
-    cargo(&["test", "--locked"], &[])
+    cargo(&[&["test", "--locked"], &TESTED[..]].concat(), &[])
 }
 
 /// Rust API reference without warnings, then the documents' own rules.

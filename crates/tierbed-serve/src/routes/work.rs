@@ -30,7 +30,7 @@ use crate::lookup;
 use crate::oip::model::Kind;
 use crate::origin::Origin;
 use crate::predict::bodies;
-use crate::spans::{Step, Steps};
+use crate::spans::Steps;
 use crate::tensors::SAFETENSORS;
 use crate::wire::Pulse;
 
@@ -254,7 +254,7 @@ async fn queued(service: &Service, ask: Ask<'_>, room: Room, work: Work) -> Resu
     let Room { place, request_count } = room;
     let (answer, made) = oneshot::channel();
     let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
-    steps.begin(Step::Queue, queued_us);
+    steps.waits(queued_us);
     let (work, steps) = (work.packed(pack), steps.clone());
     let job = Job { route, queued_us, body_bytes, work, steps, done };
     let offer = Offer { deadline_us, priority, request_count };

@@ -23,16 +23,6 @@ pub(crate) use self::off::{route_of, Spans, Steps};
 pub(crate) use self::otel::{route_of, Spans, Steps};
 use crate::answer::Refusal;
 
-/// What a request does, one step behind the other; each is a span within that of the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// It waits for a thread.
-    Queue,
-    Lookup,
-    /// The model scores its samples.
-    Predict,
-}
-
 /// How a request is called: it gives its span a name.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "there are no spans"))]

@@ -9,7 +9,7 @@ use tierbed_core::env::Clock;
 use tierbed_core::{Error, Result};
 use tierbed_snapshot::LookupStats;
 
-use super::{Call, Ending, Step};
+use super::{Call, Ending};
 use crate::log::Log;
 use crate::options::ServeOptions;
 use crate::origin::Origin;
@@ -20,7 +20,7 @@ const ENDPOINT_VARIABLES: [&str; 2] =
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Spans;
+pub(crate) struct Spans {}
 
 impl Spans {
     /// Tells of a collector that the environment names: it is not for this program alone.
@@ -60,12 +60,12 @@ pub(crate) fn route_of<B>(_: &Request<B>) -> Option<&str> {
 
 /// See the module documentation.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Steps;
+pub(crate) struct Steps {}
 
 impl Steps {
     pub(crate) fn of_model(&self, _: &str) {}
 
-    pub(crate) fn begin(&self, _: Step, _: u64) {}
+    pub(crate) fn waits(&self, _: u64) {}
 
     pub(crate) fn looks_up(&self, _: u64, _: usize) {}
 

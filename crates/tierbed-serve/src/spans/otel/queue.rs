@@ -97,3 +97,60 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderMap, HeaderValue, Method};
+
+    use super::super::record::{Record, Steps};
+    use super::*;
+    use crate::origin::Origin;
+    use crate::spans::{Call, Ending};
+
+    /// A request that waited, and was looked up: three spans.
+    fn ended() -> Ended {
+        let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let traced = [("traceparent".parse().unwrap(), HeaderValue::from_static(text))];
+        let mut origin = Origin::new(&HeaderMap::from_iter(traced));
+        let call = Call::Http { method: &Method::GET, path: "/", route: None };
+        origin.steps = Steps::of(Record::new(call, &HeaderMap::new()));
+        origin.steps.waits(2);
+        origin.steps.looks_up(3, 1);
+        let (status, refusal, is_encrypted) = (200, None, false);
+        let ending = Ending { start_us: 1, end_us: 9, status, refusal, is_encrypted };
+        Ended::new(&origin, ending, 1_000_000).unwrap()
+    }
+
+    fn queue(queue_spans_max: usize, batch_spans_max: usize) -> Queue {
+        let delay = Duration::from_secs(600);
+        let sizes = Sizes { queue_spans_max, batch_spans_max, delay };
+        Queue::new(sizes, Counts::default())
+    }
+
+    fn taken(queue: &Queue) -> Taken {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.unwrap().block_on(queue.take())
+    }
+
+    #[test]
+    fn what_finds_no_room_is_dropped_and_counted() {
+        let queue = queue(8, 4);
+        (0..5).for_each(|_| queue.push(ended()));
+        assert_eq!(queue.counts.dropped.get(), 9, "two requests have six spans, three have none");
+        let Taken { ended: found, is_last } = taken(&queue);
+        assert_eq!((found.len(), is_last), (2, false), "a full batch is taken without delay");
+        queue.push(ended());
+        assert_eq!(queue.counts.dropped.get(), 9, "there is room again");
+    }
+
+    #[test]
+    fn a_closed_queue_gives_what_it_has_and_takes_no_more() {
+        let queue = queue(8, 8);
+        queue.push(ended());
+        queue.close(Duration::from_secs(1));
+        queue.push(ended());
+        let Taken { ended: found, is_last } = taken(&queue);
+        assert_eq!((found.len(), is_last, queue.counts.dropped.get()), (1, true, 3));
+        assert!(queue.closes().is_some());
+    }
+}

@@ -10,10 +10,20 @@ use tierbed_core::env::Clock;
 use tierbed_snapshot::LookupStats;
 use tonic::Code;
 
-use super::super::{Call, Ending, Step};
+use super::super::{Call, Ending};
 use crate::grpc::status::code;
 use crate::metrics::LEFT;
 use crate::origin::Origin;
+
+/// What a request does, one step behind the other; each is a span within that of the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It waits for a thread.
+    Queue,
+    Lookup,
+    /// The model scores its samples.
+    Predict,
+}
 
 /// The steps, in order.
 pub(super) const STEPS: [Step; 3] = [Step::Queue, Step::Lookup, Step::Predict];
@@ -130,10 +140,10 @@ impl Steps {
         }
     }
 
-    /// Begins a step.
-    pub(crate) fn begin(&self, step: Step, now_us: u64) {
+    /// Waits for a thread from now on.
+    pub(crate) fn waits(&self, now_us: u64) {
         if let Some(record) = &self.0 {
-            record.bounds(step).begin_us.store(now_us, Relaxed);
+            record.bounds(Step::Queue).begin_us.store(now_us, Relaxed);
         }
     }
 

@@ -177,21 +177,23 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_refused_with_a_remedy() {
-        let own = Some("http://own:1");
+    fn a_wrong_value_is_refused_and_its_remedy_followed() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:1");
-        let protocol = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
-        let ratio = ("OTEL_TRACES_SAMPLER", "traceidratio");
-        for (option, set) in [
-            (Some("own:4317"), vec![]),
-            (None, vec![endpoint, protocol]),
-            (own, vec![("OTEL_TRACES_SAMPLER", "jaeger_remote")]),
-            (own, vec![ratio, ("OTEL_TRACES_SAMPLER_ARG", "2")]),
-            (own, vec![ratio, ("OTEL_TRACES_SAMPLER_ARG", "often")]),
-            (own, vec![("OTEL_BSP_MAX_QUEUE_SIZE", "0")]),
+        let ratio = (SAMPLER, "traceidratio");
+        let queue = "OTEL_BSP_MAX_QUEUE_SIZE";
+        for (before, name, wrong, right, remedy) in [
+            (endpoint, ENDPOINTS[0], "a:4317", "http://a:4317", "write http://host:4317"),
+            (endpoint, PROTOCOLS[1], "http/protobuf", "grpc", "set it to grpc"),
+            (endpoint, SAMPLER, "jaeger_remote", "parentbased_always_on", "use always_on"),
+            (ratio, SAMPLER_ARG, "2", "0.01", "0.01 takes one of a hundred"),
+            (ratio, SAMPLER_ARG, "often", "1", "0.01 takes one of a hundred"),
+            (endpoint, queue, "0", "", "leave it out for 2048"),
         ] {
-            let told = read(option, &set).unwrap_err().to_string();
-            assert!(told.contains("remedy: "), "{told}");
+            let told = read(None, &[endpoint, before, (name, wrong)]).unwrap_err().to_string();
+            assert!(told.contains(&format!("remedy: {remedy}")), "{told}");
+            let set = [endpoint, before, (name, right)];
+            let set = if right.is_empty() { &set[..2] } else { &set };
+            assert!(read(None, set).unwrap().is_some(), "{name}={right}");
         }
     }
 

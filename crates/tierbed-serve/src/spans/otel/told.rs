@@ -10,9 +10,8 @@ use opentelemetry::{InstrumentationScope, KeyValue, SpanId, TraceFlags};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use tonic::Code;
 
-use super::super::Step;
 use super::random_id;
-use super::record::{Called, Ended, Failure, Times};
+use super::record::{Called, Ended, Failure, Step, Times};
 use crate::grpc::INFER;
 
 /// A method or path that is not known.
