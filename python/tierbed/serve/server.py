@@ -98,8 +98,8 @@ class ServeOptions:
         log_level: The least important lines written to standard error, one JSON object each.
         access_log: Write a line for every request, too, at level info.
         slow_ms: Requests that take longer are written.
-        otlp_endpoint: The collector that traces are sent to by OTLP, over gRPC: http://host:4317. Needs
-            a build with the feature otel.
+        otlp_endpoint: The collector that traces are sent to by OTLP, over gRPC: http://host:4317.
+            Needs a build with the feature otel.
     """
 
     grpc_address: str | None = None

@@ -15,6 +15,7 @@ use opentelemetry_proto::tonic::common::v1::{any_value, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
+use tokio_rustls::TlsAcceptor;
 
 use super::models::BAD;
 use super::origin::TRACEPARENT;
@@ -22,6 +23,7 @@ use super::telling::{damaged, lines, logged, of};
 use super::*;
 
 mod away;
+mod environment;
 
 const UNSAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
 const LOOKUP: &str = r#"{"features":{"user":{"values":[1,7,1],"offsets":[0,3]}}}"#;
@@ -48,6 +50,11 @@ impl TraceService for Taking {
 
 impl Collector {
     fn start() -> Self {
+        Self::behind(None)
+    }
+
+    /// Takes connections, which are encrypted where there is an acceptor.
+    fn behind(acceptor: Option<TlsAcceptor>) -> Self {
         let runtime = super::super::runtime(1).unwrap();
         let taken = Arc::new(Mutex::new(Vec::new()));
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -56,9 +63,17 @@ impl Collector {
         runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let service = TraceServiceServer::new(Taking(Arc::clone(&taking)));
-                let builder = http2::Builder::new(TokioExecutor::new());
                 let service = TowerToHyperService::new(service);
-                tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+                let builder = http2::Builder::new(TokioExecutor::new());
+                match &acceptor {
+                    None => {
+                        drop(tokio::spawn(builder.serve_connection(TokioIo::new(stream), service)))
+                    }
+                    Some(acceptor) => {
+                        let stream = TokioIo::new(acceptor.accept(stream).await.unwrap());
+                        tokio::spawn(builder.serve_connection(stream, service));
+                    }
+                }
             }
         });
         Self { taken, address, _runtime: runtime }
@@ -76,6 +91,11 @@ impl Collector {
         let mut spans: Vec<_> = scopes.flat_map(|scope| scope.spans.clone()).collect();
         spans.sort_by_key(|span| (span.start_time_unix_nano, span.name.clone()));
         spans
+    }
+
+    /// What the server says of itself.
+    fn resource(&self) -> Value {
+        values(&lock(&self.taken)[0].resource.as_ref().unwrap().attributes)
     }
 
     /// The spans after the server has stopped: of each request its own, then those of its steps.
@@ -193,8 +213,7 @@ fn a_lookup_by_http_is_a_span_within_its_callers_trace() {
     assert_eq!(requests[0].step("lookup"), found(0, 1));
     assert_eq!(requests[1].names(), ["lookup"], "it did not wait");
     assert_eq!(requests[1].step("lookup"), found(2, 0));
-    let resource = lock(&collector.taken)[0].resource.clone().unwrap();
-    let resource = values(&resource.attributes);
+    let resource = collector.resource();
     assert_eq!(resource["service.name"], "tierbed");
     assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
 }

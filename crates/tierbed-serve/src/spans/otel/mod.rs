@@ -7,7 +7,7 @@ mod settings;
 mod told;
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use axum::extract::MatchedPath;
 use axum::http::{HeaderMap, Request};
 use prometheus_client::registry::Registry;
 use tierbed_core::env::unix_us;
-use tierbed_core::{Error, Result};
+use tierbed_core::Result;
 
 pub(crate) use self::record::Steps;
 
@@ -57,7 +57,8 @@ impl Spans {
         let queue = Arc::new(Queue::new(settings.sizes, self.counts.clone()));
         let ended = Mutex::new(sending::start(settings, Arc::clone(&queue), Arc::clone(log))?);
         let active = Active { sampling, queue, ended };
-        self.active.set(active).map_err(|_| Error::invalid("spans are sent already"))
+        assert!(self.active.set(active).is_ok(), "a server starts once");
+        Ok(())
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {
@@ -98,12 +99,8 @@ impl Spans {
         let Some(active) = self.active.get() else { return };
         active.queue.close(time);
         let ended = active.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        match ended.recv_timeout(time) {
-            // It has ended, by itself or by a panic that was told.
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
-            // A collector that hangs: the thread gives up by itself.
-            Err(RecvTimeoutError::Timeout) => {}
-        }
+        // It ends by being disconnected. Where a collector hangs the thread gives up by itself.
+        let _ = ended.recv_timeout(time);
     }
 }
 
