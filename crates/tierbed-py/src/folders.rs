@@ -132,8 +132,8 @@ pub(crate) fn read_layout(
     Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)?, heads })
 }
 
-/// Checks that nothing is said of how a delta lies on pages: it has no placement and no tail, and the
-/// codecs of its base.
+/// Checks that nothing is said of how a delta lies on pages: it has no placement and no tail, and
+/// the codecs of its base.
 pub(crate) fn check_delta_layout(layout: &PageLayout, names_codecs: bool) -> Result<()> {
     if !layout.placed.is_empty() {
         return Err(Error::unsupported("a delta cannot have placements")

@@ -124,8 +124,7 @@ pub fn apply_delta(
         let (codec, mut initial) = (codecs.of(table_id), InitialCode::default());
         let mut push = |row: RowId, record: &[u8], is_new: bool| {
             let key = RowKey::new(table_id, row);
-            let is_replaced = !is_new && delta.own_page_of(key)?.is_some();
-            if is_replaced {
+            if !is_new && delta.own_page_of(key)?.is_some() {
                 return Ok(());
             }
             let place = place_in(base, key)?;

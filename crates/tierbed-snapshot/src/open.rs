@@ -114,6 +114,10 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
+    fn of(options: &SnapshotOptions) -> Self {
+        Self { backend: options.backend, mapped_bytes_max: options.mapped_bytes_max }
+    }
+
     /// Returns the bytes of pages in memory.
     pub(crate) fn copied_bytes(self, page_count: u64) -> u64 {
         if self.backend == Backend::Memory {
@@ -151,17 +155,14 @@ impl Opened {
         let places_memory = PlacesMemory::of(manifest)?;
         let index_device = open_whole(folder, INDEX_NAME, shape.block_count())?;
         let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;
-        let (backend, mapped_bytes_max) = (options.backend, options.mapped_bytes_max);
-        let backing = Backing { backend, mapped_bytes_max };
+        let backing = Backing::of(options);
         let copied_bytes = backing.copied_bytes(manifest.page_count);
         let kept_bytes = resident_bytes(&options.tiers.resident);
         let index_needs = word_bytes + places_memory.held_bytes;
         let pages_needs = copied_bytes + kept_bytes;
-        let needed_bytes = index_needs + pages_needs;
-        let left_bytes = room.readers_bytes(options.dram_budget_bytes.saturating_sub(needed_bytes));
-        let dims = manifest.schema.tables().iter().map(|table| table.dim);
-        let row_words_max = dims.max().unwrap_or(1) as usize;
-        let maker = ReaderMaker::new(options, left_bytes, row_words_max, manifest.placed.is_some());
+        let left_bytes = options.dram_budget_bytes.saturating_sub(index_needs + pages_needs);
+        let left_bytes = room.readers_bytes(left_bytes);
+        let maker = ReaderMaker::new(options, left_bytes, manifest);
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
@@ -268,12 +269,9 @@ struct ReaderMaker<'a> {
 }
 
 impl<'a> ReaderMaker<'a> {
-    fn new(
-        options: &'a SnapshotOptions,
-        left_bytes: u64,
-        row_words_max: usize,
-        is_placed: bool,
-    ) -> Self {
+    fn new(options: &'a SnapshotOptions, left_bytes: u64, manifest: &Manifest) -> Self {
+        let dims = manifest.schema.tables().iter().map(|table| table.dim);
+        let row_words_max = dims.max().unwrap_or(1) as usize;
         let share = left_bytes / 8;
         let mut engine = EngineOptions { buf_bytes: PAGE_BYTES, ..options.engine.clone() };
         if options.backend != Backend::Direct {
@@ -286,7 +284,7 @@ impl<'a> ReaderMaker<'a> {
             engine.queue_depth = engine.queue_depth.min(depth_max).max(QUEUE_DEPTH_MIN);
         }
         let scratch_bytes = share.clamp(SCRATCH_BYTES_MIN, SCRATCH_BYTES_MAX);
-        let choice_bytes_per_row = if is_placed { CHOICE_BYTES_PER_ROW } else { 0 };
+        let choice_bytes_per_row = if manifest.placed.is_some() { CHOICE_BYTES_PER_ROW } else { 0 };
         let tier_count = options.tiers.tiers.len();
         let refresh = &options.tiers.refresh;
         Self {
