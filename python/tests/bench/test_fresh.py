@@ -21,8 +21,15 @@ def test_the_suite_runs_small_and_tells_all_parts(tmp_path: Path) -> None:
     assert list(rows) == [
         *(("publish", name) for name in ("checkpoint", "full", "tracked", "compared")),
         *(("tracking", name) for name in ("tracked", "untracked")),
+        *(
+            ("pauses", f"{what} {how}")
+            for what in ("whole", "delta")
+            for how in ("foreground", "beside")
+        ),
         ("freshness", "folder"),
     ]
+    assert rows["pauses", "delta beside"]["pause_s"] > 0.0
+    assert rows["pauses", "delta beside"]["pause_s"] < rows["pauses", "delta beside"]["seconds"]
     assert rows["publish", "tracked"]["changed"] == 30
     assert rows["publish", "tracked"]["mib"] == rows["publish", "compared"]["mib"]
     assert rows["publish", "tracked"]["mib"] < rows["publish", "full"]["mib"]

@@ -9,6 +9,9 @@ A store with one table whose rows are all written; every part changes a share of
   making all durable. Below 131,072 rows of a version a publish tells no progress in between;
 - ``tracking``: processor time of a training step of a store that notes changed rows, beside one
   that does not because nothing was published from it; rounds interleaved, same batches;
+- ``pauses``: how long training stands still for a version: until it is written (``foreground``),
+  or until it can be written while training goes on (``beside``), with the steps meanwhile by those
+  before;
 - ``freshness``: from the end of a training step until a server that follows the channel first
   answers with it: the version is cut (``cut_s``), pushed to the location (``push_s``), and found,
   pulled, checked and applied (``pull_s``).
@@ -17,162 +20,41 @@ A store with one table whose rows are all written; every part changes a share of
 from __future__ import annotations
 
 import json
-import resource
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import torch
-
-from tierbed import (
-    SGD,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    Publisher,
-    Store,
-)
+from tierbed import Publisher
 from tierbed._util.report import print_table, write_json
-from tierbed.config.words import Positive, Range
 from tierbed.errors import InvalidError
 from tierbed.results import SnapshotReport
 from tierbed_bench.common import percentile, ratio, zipf_batches
+from tierbed_bench.fresh_pauses import measure_pauses
+from tierbed_bench.fresh_trainer import MIB, PARTS, STEP_IDS, FreshOptions, Row, Spent, Trainer
 from tierbed_bench.serving_systems import served
 from tierbed_bench.suite import write_suite
 
 __all__ = ["FreshOptions", "run_fresh"]
 
-Row = dict[str, Any]
-PARTS = ("publish", "tracking", "freshness")
 PHASES = ("read_s", "write_s", "finish_s")
 STAGES = ("cut_s", "push_s", "pull_s")
 COLUMNS = (
     *("part", "system", "changed", "seconds", "cpu_s", "mib", "cpu_us_per_step", "age_s"),
     *(*PHASES, *STAGES),
+    *("pause_s", "step_s_max", "steps_slower"),
 )
 CHANNEL = "stable"
-# Rows that one step trains at most: the store looks them up together.
-STEP_ROWS = 1 << 18
-# Steps of a round of ``tracking``, and ids of a step.
-STEPS, STEP_IDS = 32, 26 * 1024
+# Steps of a round of ``tracking``.
+STEPS = 32
 # How often a server is asked which version answers, and how long at most.
 ASK_S, ANSWER_S_MAX = 0.02, 120.0
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreshOptions:
-    """What is measured.
-
-    Args:
-        parts: publish, tracking, freshness, by comma.
-        rows: Rows of the table.
-        dim: Elements of a row.
-        changed_share: Share of the rows that changes between two versions.
-        skew: How uneven rows are drawn that change; 0 is evenly.
-        location: Of freshness: where versions are pushed to, a folder or a bucket; by default a
-            folder beside the store.
-        poll: Of freshness: from one look of the server at the channel to the next.
-        rounds: Of each part.
-        dram_budget: Memory of the store, bytes.
-        scratch: Folder for stores and versions, deleted again; by default the folder of results.
-        quick: Few rows and rounds.
-        seed: Of the ids that are trained.
-    """
-
-    parts: tuple[str, ...] = PARTS
-    rows: Positive = 4_000_000
-    dim: Positive = 32
-    changed_share: Annotated[float, Range(0)] = 0.01
-    skew: Annotated[float, Range(0)] = 1.05
-    location: str = ""
-    poll: str = "2s"
-    rounds: Positive = 5
-    dram_budget: Positive = 256 * MIB
-    scratch: Path | None = None
-    quick: bool = False
-    seed: int = 1
-
-
-class _Trainer:
-    """A store with one table, and steps that change rows of it."""
-
-    def __init__(self, path: Path, options: FreshOptions) -> None:
-        self.options, self.path = options, path
-        self.open()
-        self.draws = 0
-        self.random = torch.Generator().manual_seed(options.seed)
-
-    def open(self) -> None:
-        """Opens the store, at its last checkpoint, with no row in memory."""
-        options = self.options
-        self.store = Store.open(self.path, dram_budget=options.dram_budget, seed=options.seed)
-        table = EmbeddingBagConfig(
-            name="item", num_embeddings=options.rows, embedding_dim=options.dim
-        )
-        self.tables = EmbeddingBagCollection([table], store=self.store, optimizer=SGD(lr=0.1))
-
-    def train(self, ids: torch.Tensor) -> None:
-        """Changes these rows, in as many steps as that takes."""
-        for part in torch.split(ids, STEP_ROWS):
-            lengths = torch.ones(len(part), dtype=torch.int32)
-            self.step(KeyedJaggedTensor(["item"], part, lengths=lengths))
-
-    def step(self, features: KeyedJaggedTensor) -> None:
-        """Looks rows up and changes them."""
-        self.tables(features).values().sum().backward()
-
-    def round(self, batches: Sequence[KeyedJaggedTensor]) -> None:
-        """Trains some batches, and makes what they changed last."""
-        for batch in batches:
-            self.step(batch)
-        self.store.checkpoint("bench")
-
-    def train_all(self) -> None:
-        """Writes every row."""
-        self.train(torch.arange(self.options.rows))
-
-    def train_share(self) -> int:
-        """Changes a share of the rows; returns how many."""
-        options = self.options
-        count = max(1, int(options.rows * options.changed_share))
-        ids = torch.empty(0, dtype=torch.int64)
-        while len(ids) < count:
-            self.draws += 1
-            [drawn] = zipf_batches(
-                {"item": options.rows},
-                2 * count,
-                1,
-                seed=options.seed + 1_000 * self.draws,
-                skew=options.skew,
-            )
-            ids = torch.unique(torch.cat([ids, drawn.values()]))
-        order = torch.randperm(len(ids), generator=self.random)[:count]
-        self.train(ids[order].sort().values)
-        return count
-
-
-@dataclass
-class _Spent:
-    """What a call took: seconds, and processor seconds of this process."""
-
-    seconds: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-
-    def call(self, work: Callable[[], Any]) -> Any:
-        begun_s, begun_cpu_s = time.perf_counter(), _cpu_s()
-        result = work()
-        self.seconds.append(time.perf_counter() - begun_s)
-        self.cpu_s.append(_cpu_s() - begun_cpu_s)
-        return result
 
 
 class _Phases:
@@ -206,15 +88,10 @@ class _Phases:
         return {name: median(spent) if spent else None for name, spent in self.spent.items()}
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def _publish(folder: Path, options: FreshOptions) -> list[Row]:
     """Times a whole version, and deltas of the same changes by both ways."""
-    trainer = _Trainer(folder / "published", options)
-    spent = {name: _Spent() for name in ("checkpoint", "full", "tracked", "compared")}
+    trainer = Trainer(folder / "published", options)
+    spent = {name: Spent() for name in ("checkpoint", "full", "tracked", "compared")}
     phases = {name: _Phases() for name in spent}
     written: dict[str, int] = {}
     changed = 0
@@ -261,8 +138,8 @@ def _tracking(folder: Path, options: FreshOptions) -> list[Row]:
     Rows are noted where they leave the row buffer, so a round ends with a checkpoint. A publish
     empties the buffer: both stores are opened anew, so that they read the same rows.
     """
-    systems = {name: _Trainer(folder / name, options) for name in ("tracked", "untracked")}
-    spent = {name: _Spent() for name in systems}
+    systems = {name: Trainer(folder / name, options) for name in ("tracked", "untracked")}
+    spent = {name: Spent() for name in systems}
     noted = 0
     try:
         for trainer in systems.values():
@@ -302,7 +179,7 @@ def _tracking(folder: Path, options: FreshOptions) -> list[Row]:
 def _freshness(folder: Path, options: FreshOptions) -> list[Row]:
     """Steps until they answer."""
     location = options.location or str(folder / "models")
-    trainer = _Trainer(folder / "fresh", options)
+    trainer = Trainer(folder / "fresh", options)
     ages, publish_s = [], []
     stages: dict[str, list[float]] = {name: [] for name in STAGES}
     changed = 0
@@ -376,6 +253,7 @@ def run_fresh(out: Path, options: FreshOptions, json_path: Path | None = None) -
     for part, measure in [
         ("publish", _publish),
         ("tracking", _tracking),
+        ("pauses", measure_pauses),
         ("freshness", _freshness),
     ]:
         if part in options.parts:
@@ -399,6 +277,9 @@ def _ratios(told: list[Row]) -> dict[str, float | None]:
             full = by_name["publish", "full"]
             for which in ("seconds", "cpu_s"):
                 found[f"publish_{name}_{which}_vs_full"] = ratio(full[which], row[which])
+    if (row := by_name.get(("pauses", "delta beside"))) is not None:
+        still = by_name["pauses", "delta foreground"]
+        found["pause_beside_vs_foreground"] = ratio(still["pause_s"], row["pause_s"])
     if (row := by_name.get(("tracking", "tracked"))) is not None:
         bare = by_name["tracking", "untracked"]
         which = "cpu_us_per_step"
