@@ -8,9 +8,10 @@ use tierbed_io::process::ForkMutex;
 use tierbed_kernels::codec::Codec;
 use tierbed_train::CodedTables;
 
+use crate::batch::{run_lookup, FeaturePlan, LookupArguments};
 use crate::errors::{run, to_python};
 use crate::plain::Plain;
-use crate::store::{make_plan, run_lookup, FeaturePlan, LookupArguments};
+use crate::store::make_plan;
 use crate::tensors::Tensor;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -18,10 +18,11 @@ use tierbed_train::window::update::Grads;
 use tierbed_train::window::{FeatureLayout, Pooling};
 use tierbed_train::{AutoEngine, CodedTables, TrainEngine};
 
+use crate::batch::{BatchTensors, FeaturePlan};
 use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};
 use crate::plain::Plain;
-use crate::store::{named_pooling, BatchTensors, FeaturePlan, NativeStore};
+use crate::store::{named_pooling, NativeStore};
 use crate::tensors::{check_disjoint, Tensor};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

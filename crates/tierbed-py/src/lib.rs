@@ -6,6 +6,7 @@
 //! caller would miss.
 
 mod background;
+mod batch;
 mod codec;
 mod coded;
 mod compiled;
@@ -44,7 +45,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(table_bytes, module)?)?;
-    module.add_class::<store::FeaturePlan>()?;
+    module.add_class::<batch::FeaturePlan>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
     module.add_class::<server::NativeServer>()?;

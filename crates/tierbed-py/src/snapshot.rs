@@ -15,12 +15,13 @@ use tierbed_snapshot::{
 };
 use tierbed_train::budget_json;
 
+use crate::batch::{run_lookup, run_translate, FeaturePlan, LookupArguments};
 use crate::errors::run;
 use crate::neighbours::{self, TableNeighbours};
 use crate::opened::OpenedSnapshot;
 use crate::plain::Plain;
 use crate::resident::NativeResident;
-use crate::store::{make_plan, run_lookup, run_translate, FeaturePlan, LookupArguments};
+use crate::store::make_plan;
 use crate::tensors::Tensor;
 use crate::tier_budget::NativeTierBudget;
 

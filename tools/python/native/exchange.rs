@@ -8,9 +8,9 @@ use tierbed_exchange::{Exchange, Step, Wants};
 
 use tierbed_io::process::Owned;
 
+use crate::batch::BatchTensors;
 use crate::errors::{run, to_python};
 use crate::exchange::{join, owned, NativeExchangePlan, NativeHeap};
-use crate::store::BatchTensors;
 use crate::tensors::{check_disjoint, Tensor};
 
 use super::array_rows::ArrayRows;
