@@ -12,6 +12,7 @@ mod layout;
 mod map_file;
 mod page_map;
 mod pages;
+mod runs;
 mod segments;
 
 use std::path::Path;
@@ -32,6 +33,7 @@ pub(crate) use layout::{
 };
 use page_map::PageMap;
 use pages::{Failure, Pipeline, TableFile};
+use runs::{ROWS_MIN, RUN_BYTES_MAX};
 use segments::Segments;
 
 /// What a [`FileStore`] is opened with.
@@ -59,6 +61,7 @@ pub struct FileStore {
     engine_memory: Reservation,
     _commit_memory: Reservation,
     stats: StoreStats,
+    /// What engines before this one did, and reads of several pages.
     io_before: IoStats,
     poison: Poison,
     _lock: FolderLock,
@@ -196,7 +199,23 @@ impl FileStore {
             engine: self.engine.as_mut(),
             tables: &mut self.tables,
             stats: &mut self.stats,
+            io: &mut self.io_before,
+            run_bytes: 0,
             quota_left_bytes,
+        }
+    }
+
+    // Memory to read pages together: of requests of many rows, where a quarter of what is free
+    // suffices.
+    fn run_memory(&self, row_count: usize) -> Option<Reservation> {
+        let budget = &self.options.budget;
+        let bytes = RUN_BYTES_MAX.min(budget.free_bytes() / 4);
+        let bytes = bytes - bytes % PAGE_BYTES as u64;
+        let is_wanted = row_count >= ROWS_MIN && bytes > 0;
+        if is_wanted {
+            budget.reserve("page runs", bytes).ok()
+        } else {
+            None
         }
     }
 
@@ -259,7 +278,10 @@ impl RowStore for FileStore {
         self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.stats.rows_read += keys.len() as u64;
-        let result = self.pipeline().read(keys, sink);
+        let memory = self.run_memory(keys.len());
+        let mut pipeline = self.pipeline();
+        pipeline.run_bytes = memory.as_ref().map_or(0, Reservation::bytes);
+        let result = pipeline.read(keys, sink);
         self.settle(result)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Rows of a request come in file order, so the rows of one page are neighbours: each page is
 //! read once and written once per request. As many pages are in flight as the engine has
-//! buffers. A request ends only when none is in flight, also after an error.
+//! buffers. Of a request of many rows, pages that lie close together are one [run](super::runs).
+//! A request ends only when none is in flight, also after an error.
 
 #![expect(
     clippy::indexing_slicing,
@@ -11,13 +12,14 @@
 
 use std::ops::Range;
 
-use tierbed_core::stats::StoreStats;
+use tierbed_core::stats::{IoStats, StoreStats};
 use tierbed_core::store::{RowSink, ScanSink};
 use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, RowWrite};
-use tierbed_io::{BufId, Completion, Device, DeviceId, IoEngine, Op, Request};
+use tierbed_io::{AlignedBuf, BufId, Completion, Device, DeviceId, IoEngine, Op, Request};
 
 use super::layout::{seal, verify, PageLayout, PageName, ROWS_MAGIC};
 use super::page_map::{PageMap, PageWord};
+use super::runs::{Divided, PlacedJob, Run};
 use super::segments::Segments;
 
 /// One table's file and page map.
@@ -73,10 +75,10 @@ impl TableFile {
 
 /// The rows of a request that live on one page.
 #[derive(Debug, Clone)]
-struct PageJob {
-    table: usize,
-    page: u64,
-    rows: Range<usize>,
+pub(super) struct PageJob {
+    pub(super) table: usize,
+    pub(super) page: u64,
+    pub(super) rows: Range<usize>,
 }
 
 /// A failed request.
@@ -98,6 +100,10 @@ pub(super) struct Pipeline<'a> {
     pub(super) engine: &'a mut dyn IoEngine,
     pub(super) tables: &'a mut [TableFile],
     pub(super) stats: &'a mut StoreStats,
+    /// Of reads past the engine.
+    pub(super) io: &'a mut IoStats,
+    /// Most bytes of a run; 0: every page is read by itself.
+    pub(super) run_bytes: u64,
     /// Bytes of page slots that may still be taken into use.
     pub(super) quota_left_bytes: u64,
 }
@@ -109,28 +115,98 @@ impl Pipeline<'_> {
         keys: &[RowKey],
         sink: &mut RowSink<'_>,
     ) -> std::result::Result<(), Failure> {
-        let mut flight = Flight::default();
+        if self.run_bytes == 0 {
+            let mut next = 0;
+            return self.read_pages(keys, sink, &mut |layouts: &[TableFile]| {
+                let job = job_at(layouts, next, keys.len(), |at| keys[at])?;
+                next = job.rows.end;
+                Some(job)
+            });
+        }
+        let Divided { runs, left } = self.divide(keys);
+        let mut buffer = AlignedBuf::new(if runs.is_empty() { 0 } else { self.run_bytes as usize });
+        for run in runs {
+            self.read_run(&run, &mut buffer, keys, sink)?;
+        }
+        let mut left = left.into_iter();
+        self.read_pages(keys, sink, &mut |_| left.next())
+    }
+
+    /// Divides the pages of `keys` into runs and others, those never written among the others.
+    fn divide(&self, keys: &[RowKey]) -> Divided {
+        let (mut placed, mut absent) = (Vec::new(), Vec::new());
         let mut next = 0;
+        while let Some(job) = job_at(self.tables, next, keys.len(), |at| keys[at]) {
+            next = job.rows.end;
+            let table = &self.tables[job.table];
+            let word = table.map.get(job.page);
+            if word.is_written() {
+                let position = table.segments.position(job.page, word.slot());
+                let page_bytes = table.layout.page_bytes as u64;
+                placed.push(PlacedJob { job, position, page_bytes });
+            } else {
+                absent.push(job);
+            }
+        }
+        let mut divided = Divided::of(placed, self.run_bytes);
+        divided.left.extend(absent);
+        divided
+    }
+
+    fn read_run(
+        &mut self,
+        run: &Run,
+        buffer: &mut AlignedBuf,
+        keys: &[RowKey],
+        sink: &mut RowSink<'_>,
+    ) -> Result<()> {
+        let span = run.span();
+        let Some(first) = run.jobs.first() else { panic!("a run has no page") };
+        let table = &self.tables[first.job.table];
+        let bytes = &mut buffer[..((span.end - span.start) * first.page_bytes) as usize];
+        table.device.read_at(span.start * first.page_bytes, bytes)?;
+        self.io.read_count += 1;
+        self.io.read_bytes += bytes.len() as u64;
+        self.io.submit_count += 1;
+        for PlacedJob { job, position, .. } in &run.jobs {
+            let start = (position - span.start) as usize * table.layout.page_bytes;
+            let page = &bytes[start..start + table.layout.page_bytes];
+            hand_out(table, Page { job, bytes: page }, self.stats, keys, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the pages that `next_job` gives, as many at once as there are buffers.
+    fn read_pages(
+        &mut self,
+        keys: &[RowKey],
+        sink: &mut RowSink<'_>,
+        next_job: &mut dyn FnMut(&[TableFile]) -> Option<PageJob>,
+    ) -> std::result::Result<(), Failure> {
+        let mut flight = Flight::default();
+        let mut next = next_job(self.tables);
         loop {
             while flight.failure.is_none() {
-                let Some(job) = self.job_at(next, keys.len(), |at| keys[at]) else { break };
+                let Some(job) = next.take() else { break };
                 let table = &self.tables[job.table];
                 let word = table.map.get(job.page);
                 if word.is_written() {
-                    let Some(buf) = self.engine.acquire() else { break };
+                    let Some(buf) = self.engine.acquire() else {
+                        next = Some(job);
+                        break;
+                    };
                     self.engine.submit(table.request(Op::Read, job.page, word, buf));
-                    next = job.rows.end;
                     flight.launch(buf, job);
                 } else {
                     self.stats.rows_absent += job.rows.len() as u64;
-                    next = job.rows.end;
                     let mut absent = job.rows;
                     flight.check(absent.try_for_each(|at| sink(at, None)));
                 }
+                next = next_job(self.tables);
             }
             if !flight.land(self.engine)? {
-                let is_done = next == keys.len() || flight.failure.is_some();
-                assert!(is_done, "{next} of {} rows were read", keys.len());
+                let is_done = next.is_none() || flight.failure.is_some();
+                assert!(is_done, "a page of {} rows was not read", keys.len());
                 return flight.finish();
             }
             for completion in std::mem::take(&mut flight.landed) {
@@ -153,15 +229,8 @@ impl Pipeline<'_> {
             return Ok(());
         }
         let table = &self.tables[job.table];
-        self.stats.pages_read += 1;
-        let page = &self.engine.bytes(completion.buf)[..table.layout.page_bytes];
-        verify(page, table.name_of(job.page, table.map.get(job.page)), &table.file)?;
-        for at in job.rows {
-            let record = table.layout.record(page, table.layout.locate(keys[at].row.0).1);
-            self.stats.rows_absent += u64::from(record.is_none());
-            sink(at, record)?;
-        }
-        Ok(())
+        let bytes = &self.engine.bytes(completion.buf)[..table.layout.page_bytes];
+        hand_out(table, Page { job: &job, bytes }, self.stats, keys, sink)
     }
 
     /// Writes `rows` (checked by the caller): reads each page, changes it, writes it.
@@ -170,7 +239,8 @@ impl Pipeline<'_> {
         let mut next = 0;
         loop {
             while flight.failure.is_none() {
-                let Some(job) = self.job_at(next, rows.len(), |at| rows[at].key) else { break };
+                let job = job_at(self.tables, next, rows.len(), |at| rows[at].key);
+                let Some(job) = job else { break };
                 let Some(buf) = self.engine.acquire() else { break };
                 next = job.rows.end;
                 let result = self.launch_write(&job, buf, rows);
@@ -318,27 +388,52 @@ impl Pipeline<'_> {
         }
         Ok(())
     }
+}
 
-    // The rows of the request, from `start` on, that share a page.
-    fn job_at(
-        &self,
-        start: usize,
-        count: usize,
-        key_at: impl Fn(usize) -> RowKey,
-    ) -> Option<PageJob> {
-        if start == count {
-            return None;
-        }
-        let first = key_at(start);
-        let layout = self.tables[first.table.0 as usize].layout;
-        let page = layout.locate(first.row.0).0;
-        let is_here = |key: RowKey| key.table == first.table && layout.locate(key.row.0).0 == page;
-        let mut end = start + 1;
-        while end < count && is_here(key_at(end)) {
-            end += 1;
-        }
-        Some(PageJob { table: first.table.0 as usize, page, rows: start..end })
+/// A page that was read, and what is wanted of it.
+struct Page<'a> {
+    job: &'a PageJob,
+    bytes: &'a [u8],
+}
+
+// Checks a page and hands its rows of the request to `sink`.
+fn hand_out(
+    table: &TableFile,
+    page: Page<'_>,
+    stats: &mut StoreStats,
+    keys: &[RowKey],
+    sink: &mut RowSink<'_>,
+) -> Result<()> {
+    let Page { job, bytes } = page;
+    stats.pages_read += 1;
+    verify(bytes, table.name_of(job.page, table.map.get(job.page)), &table.file)?;
+    for at in job.rows.clone() {
+        let record = table.layout.record(bytes, table.layout.locate(keys[at].row.0).1);
+        stats.rows_absent += u64::from(record.is_none());
+        sink(at, record)?;
     }
+    Ok(())
+}
+
+// The rows of a request of `count`, from `start` on, that share a page.
+fn job_at(
+    tables: &[TableFile],
+    start: usize,
+    count: usize,
+    key_at: impl Fn(usize) -> RowKey,
+) -> Option<PageJob> {
+    if start == count {
+        return None;
+    }
+    let first = key_at(start);
+    let layout = tables[first.table.0 as usize].layout;
+    let page = layout.locate(first.row.0).0;
+    let is_here = |key: RowKey| key.table == first.table && layout.locate(key.row.0).0 == page;
+    let mut end = start + 1;
+    while end < count && is_here(key_at(end)) {
+        end += 1;
+    }
+    Some(PageJob { table: first.table.0 as usize, page, rows: start..end })
 }
 
 /// Requests in flight, by buffer, and the first failure.

@@ -54,6 +54,72 @@ fn keeps_the_waists_promise_on_every_engine() {
     }
 }
 
+/// Reads `rows` of a table of 16 numbers a row; returns the first byte of each.
+fn read_many(store: &mut FileStore, rows: &[u64]) -> Result<Vec<Option<u8>>> {
+    let keys: Vec<RowKey> = rows.iter().map(|row| RowKey::new(TableId(0), RowId(*row))).collect();
+    let mut found = vec![Some(0); keys.len()];
+    store.read(&keys, &mut |at, record| {
+        assert_eq!(std::mem::take(&mut found[at]), Some(0), "row {at} comes twice");
+        found[at] = record.and_then(|record| record.first().copied());
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+#[test]
+fn pages_close_together_are_read_at_once_and_each_is_checked() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let mut store = memory_store(&folder).unwrap();
+    store.add_table(table("t", 16, 60_000)).unwrap();
+    let byte = |row: u64, after: u64| (row % 5 + after) as u8 + 1;
+    for row in (0..50_000).filter(|row| row % 7 != 0) {
+        write_one(&mut store, row, byte(row, 0)).unwrap();
+    }
+    store.commit("one", &[]).unwrap();
+    // These pages are in their other slots now.
+    for row in (0..50_000).step_by(150).filter(|row| row % 7 != 0) {
+        write_one(&mut store, row, byte(row, 9)).unwrap();
+    }
+    let wanted = |row: u64| match row {
+        row if row % 7 == 0 || row >= 50_000 => None,
+        row if row % 150 == 0 => Some(byte(row, 9)),
+        row => Some(byte(row, 0)),
+    };
+    // All pages, every third of them, and few that lie far apart.
+    let pages_apart = |store: &mut FileStore, step: usize| {
+        let rows: Vec<u64> = (0..60_000).step_by(step).collect();
+        let before = store.stats();
+        let found = read_many(store, &rows).unwrap();
+        assert!(found.iter().zip(&rows).all(|(found, row)| *found == wanted(*row)), "{step}");
+        let after = store.stats();
+        assert_eq!(after.rows_read - before.rows_read, rows.len() as u64);
+        let pages = after.pages_read - before.pages_read;
+        (pages, after.io.read_count - before.io.read_count)
+    };
+    for step in [1, 40] {
+        let (pages, reads) = pages_apart(&mut store, step);
+        assert!(pages > 500 && reads * 20 < pages, "{reads} reads of {pages} pages");
+    }
+    let (pages, reads) = pages_apart(&mut store, 100);
+    assert_eq!(pages, reads, "a request of few rows");
+    // Nothing is left in memory.
+    assert!(store.options.budget.report().peak_bytes > 1 << 20);
+    assert!(store.options.budget.free_bytes() > 14 << 20);
+    // A damaged page fails the rows on it, and no other ones.
+    let device = folder.open("t.rows", OpenMode::ReadWrite).unwrap();
+    let mut page = tierbed_io::AlignedBuf::new(4096);
+    device.read_at(100 * 4096, &mut page).unwrap();
+    page[700] ^= 1;
+    device.write_at(100 * 4096, &page).unwrap();
+    let rows_per_page = super::page_layout(store.schema().table(TableId(0)).unwrap()).rows_per_page;
+    let outside: Vec<u64> = (0..60_000).filter(|row| row / rows_per_page != 100).collect();
+    let found = read_many(&mut store, &outside).unwrap();
+    assert!(found.iter().zip(&outside).all(|(found, row)| *found == wanted(*row)));
+    let all: Vec<u64> = (0..60_000).collect();
+    let error = read_many(&mut store, &all).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corruption);
+}
+
 #[test]
 fn reopens_at_the_last_commit_and_finds_its_attachments() {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
