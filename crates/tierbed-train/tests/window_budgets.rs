@@ -13,9 +13,9 @@ mod common;
 use std::sync::Arc;
 
 use common::Job;
-use tierbed_core::{Error, ErrorKind, OptimizerKind, Result};
+use tierbed_core::{Error, ErrorKind, OptimizerKind, Result, TableId};
 use tierbed_io::{Folder, MemoryFolder};
-use tierbed_snapshot::PageLayout;
+use tierbed_snapshot::{HeadSize, PageLayout, TableHeads};
 use tierbed_train::window::{Backend, Durability, Pooling, WindowConfig, WindowEngine};
 
 /// Large batches over a table that does not fit, so stores below grow all the time.
@@ -31,6 +31,10 @@ fn job(dim: u32, row_count: u64) -> Job {
 
 /// Trains, with checkpoints, publishes, and opens the store again.
 fn run(job: &Job, config: &WindowConfig, steps: u64) -> Result<()> {
+    run_as(PageLayout::default(), job, config, steps)
+}
+
+fn run_as(layout: PageLayout, job: &Job, config: &WindowConfig, steps: u64) -> Result<()> {
     let store: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let mut engine = WindowEngine::open_in(Some(Arc::clone(&store)), config)?;
     let plan = job.set_up(&mut engine)?;
@@ -40,7 +44,7 @@ fn run(job: &Job, config: &WindowConfig, steps: u64) -> Result<()> {
             engine.checkpoint("c", &[])?;
         }
     }
-    engine.publish(Arc::new(MemoryFolder::new()), PageLayout::default(), &[], &mut |_, _| true)?;
+    engine.publish(Arc::new(MemoryFolder::new()), layout, &[], &mut |_, _| true)?;
     drop(engine);
     let mut engine = WindowEngine::open_in(Some(store), config)?;
     let plan = job.set_up(&mut engine)?;
@@ -84,6 +88,28 @@ fn check_named_minimums(backend: Backend, durability: Durability) {
                     backend.name()
                 );
             }
+        }
+    }
+}
+
+/// A publish asks for more where a table has a tail, and names that too.
+#[test]
+fn the_minimum_named_by_a_publish_with_tails_works() {
+    tierbed_compare::register_stores();
+    let heads = TableHeads::new([(TableId(0), HeadSize::Share(0.05))]);
+    let layout = PageLayout { heads, ..PageLayout::default() };
+    for (dim, row_count, steps) in [(16, 600_000, 30), (300, 4_000, 30)] {
+        let job = job(dim, row_count);
+        for backend in [Backend::Memory, Backend::Lsm] {
+            let mut config = opening(WindowConfig { backend, ..WindowConfig::new(256 << 10) });
+            // Training names what it needs first.
+            for _ in 0..2 {
+                let Err(error) = run_as(layout.clone(), &job, &config, steps) else { break };
+                assert!(minimum_bytes(&error) > config.dram_budget_bytes, "{error}");
+                config.dram_budget_bytes = minimum_bytes(&error);
+            }
+            let named = run_as(layout.clone(), &job, &config, steps);
+            assert!(named.is_ok(), "{} of dim {dim}: {named:?}", backend.name());
         }
     }
 }
