@@ -262,15 +262,24 @@ impl RowTier {
     fn take_in(&mut self, new: NewRow<'_>, left: &mut dyn FnMut(RowKey, &[f32])) -> Insertion {
         let NewRow { hash, number, pool_at, row } = new;
         let is_full = self.is_full(pool_at);
+        // Deltas bring rows beyond those that the tier was made for: slots are left, the index is
+        // full.
+        let is_beyond = !is_full && self.index.len() as u64 >= self.layout.rows_max;
         let frame = self.pool_mut(pool_at).policy.score_frame();
         let score = self.scores.get(hash, frame);
-        let arrival = self.pool_mut(pool_at).policy.arrive(hash, score, is_full);
+        let arrival = self.pool_mut(pool_at).policy.arrive(hash, score, is_full || is_beyond);
         if !arrival.is_admitted {
             self.remember(pool_at, hash, arrival.score);
             return Insertion::Bypassed;
         }
         for _ in 0..arrival.flushed {
             self.evict_one(pool_at, left);
+        }
+        if is_beyond {
+            self.evict_one(pool_at, left);
+            if self.index.len() as u64 >= self.layout.rows_max {
+                return Insertion::Bypassed;
+            }
         }
         let Some(slot) = self.free_slot(pool_at, left) else { return Insertion::Bypassed };
         if !self.index.insert(hash, slot) {

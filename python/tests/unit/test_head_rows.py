@@ -63,7 +63,7 @@ def rows_of(path: Path, **options: Any) -> dict[str, torch.Tensor]:
 
 
 def rows_upon(base: Path, delta: Path) -> dict[str, torch.Tensor]:
-    with tb.Snapshot.open(base, dram_budget="32MiB") as snapshot:
+    with tb.Snapshot.open(base, dram_budget="4MiB") as snapshot:
         before = answers(snapshot)
         with Server(snapshot, "127.0.0.1:0") as server:
             server.apply(delta)

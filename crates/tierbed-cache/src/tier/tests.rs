@@ -43,6 +43,23 @@ fn the_least_recently_used_row_leaves() {
     assert_eq!(rows_of(&tier, 256), [0, 1]);
 }
 
+/// A delta stores rows that the snapshot did not.
+#[test]
+fn more_rows_than_a_tier_was_made_for_come_and_go() {
+    for policy in PolicyKind::ALL {
+        let options = TierOptions { policy, ..options(1 << 20, &[(8, 500), (16, 200)]) };
+        let mut tier = RowTier::new(&options).unwrap();
+        for at in 0..6000 {
+            let (table, row_words) = if at % 3 == 0 { (1, 16) } else { (0, 8) };
+            tier.insert(key(table, at), &vec![at as f32; row_words]).unwrap();
+            assert!(tier.stats().row_count <= tier.rows_max());
+        }
+        let stats = tier.stats();
+        assert!(stats.row_count > 0 && stats.evictions > 0, "{policy:?}: {stats:?}");
+        check_whole(&tier, 1 << 20);
+    }
+}
+
 /// Without tables any keys may come, in twice the bytes.
 #[test]
 fn rows_of_known_tables_have_keys_of_half_the_bytes() {
