@@ -40,6 +40,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.publish(folder / "base")
         _train(emb)
         store.publish(folder / "delta", base=folder / "base")
+        store.publish(folder / "second")
     return folder
 
 
@@ -128,6 +129,40 @@ def test_a_page_shows_requests_a_delta_and_draining_as_they_happen(
         # Names of others are text.
         page.until_text("#footer", "<b>day</b>")
         assert page.page.locator("b").count() == 0
+        assert page.complaints == []
+
+
+def test_a_page_shows_a_whole_version_that_takes_over(
+    browser: Any, published: Path, tmp_path: Path
+) -> None:
+    versions = tb.Versions(tmp_path / "models" / "ads")
+    versions.push(published / "base", channel="stable")
+    follow = tb.Follow(
+        tmp_path / "models" / "ads",
+        channel="stable",
+        local=tmp_path / "local",
+        poll="50ms",
+        dram_budget="8MiB",
+    )
+    options = ServeOptions(admin_address="127.0.0.1:0", log_level="off", model_name="ads")
+    with Server(follow, "127.0.0.1:0", options=options) as server:
+        page = Page(browser, server)
+        page.until_text("#state", "ready")
+        first = page.page.inner_text("#generation code")
+        ask(f"http://{server.address}", "/v1/lookup", ROWS)
+        page.until_text("#outcomes dd", "1")
+        page.shoot("before-a-whole-version")
+        versions.push(published / "second", channel="stable")
+        page.until(
+            "(first) => document.querySelector('#generation code').textContent != first",
+            first,
+            10_000,
+        )
+        page.until_text("#state", "ready")
+        page.until_text("#generation dd", "0")
+        ask(f"http://{server.address}", "/v1/lookup", ROWS)
+        page.until_text("#outcomes dd", "2")
+        page.shoot("after-a-whole-version")
         assert page.complaints == []
 
 
