@@ -86,6 +86,20 @@ pub trait TrainStore: RowStore {
     /// otherwise as [`read`](RowStore::read).
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()>;
 
+    /// Writes as [`write`](Self::write). Who tracks which rows change knows already of those rows
+    /// at whose places `is_known` says so.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    fn write_back(
+        &mut self,
+        rows: &[RowWrite<'_>],
+        is_known: &dyn Fn(usize) -> bool,
+    ) -> Result<()> {
+        let _ = is_known;
+        self.write(rows)
+    }
+
     /// Makes every write so far durable, atomically together with `attachments`
     /// (named blobs such as dense parameters), as commit `name`.
     ///

@@ -25,7 +25,7 @@ use tierbed_io::{Folder, MemoryFolder};
 use tierbed_sim::job::{check_power_loss, check_repeated_power_loss, SimJob};
 use tierbed_sim::SimFolder;
 use tierbed_snapshot::PageLayout;
-use tierbed_train::window::{FeatureLayout, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{FeatureLayout, Pooling, Published, WindowConfig, WindowEngine};
 
 fn seeds() -> Vec<u64> {
     tierbed_sim::job::seeds(&[1, 2, 3, 4])
@@ -74,6 +74,18 @@ impl Case {
     }
 }
 
+/// As training goes on: rows in memory are copied, and not written to the store.
+fn publish_beside(engine: &mut WindowEngine, out: Arc<dyn Folder>) -> Result<()> {
+    engine.begin_publish(out, Published::Whole(PageLayout::default()), &[])?;
+    loop {
+        if let Some(rows) = engine.copy_published(100, &mut |_, _| true)? {
+            let finished = rows.finish(&mut |_, _| true)?;
+            engine.end_publish(Some(&finished));
+            return Ok(());
+        }
+    }
+}
+
 impl SimJob for Case {
     type Store = (WindowEngine, FeatureLayout);
 
@@ -94,7 +106,11 @@ impl SimJob for Case {
         self.job.step(engine, plan, step)?;
         if step % STEPS_PER_PUBLISH == FIRST_PUBLISH {
             let out = Arc::new(MemoryFolder::new());
-            engine.publish(out, PageLayout::default(), &[], &mut |_, _| true)?;
+            if step / STEPS_PER_PUBLISH % 2 == 0 {
+                engine.publish(out, PageLayout::default(), &[], &mut |_, _| true)?;
+            } else {
+                publish_beside(engine, out)?;
+            }
         }
         Ok(())
     }

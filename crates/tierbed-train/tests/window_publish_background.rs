@@ -107,21 +107,37 @@ fn since(base: &Shared) -> DeltaBase {
 fn check_a_life(store: &Shared, config: &WindowConfig, job: &Job) {
     let case = format!("{:?}, {:?}", config.backend, job.optimizer);
     let mut trainer = Trainer::open(store, config, job);
+    // The same steps in memory, where training stands still and all is written first.
+    let mut twin = Trainer::open(&folder(), &common::memory_config(), job);
+    let mut still = |base: Option<&Shared>, step: u64| {
+        twin.train(step - twin.step);
+        twin.engine.checkpoint("c", &[]).unwrap();
+        twin.publish(base)
+    };
     trainer.train(4);
-    let still = trainer.publish(None);
+    let whole = still(None, trainer.step);
     let out = folder();
     trainer.begin(&out, None);
     trainer.copy_and_train(97).unwrap();
-    assert!(files(&out) == files(&still), "{case}: a whole version mixes steps");
+    assert!(files(&out) == files(&whole), "{case}: a whole version mixes steps");
 
-    // What changed from its beginning on is known as changes since it.
+    // What changed from its beginning on is known as changes since it; some of it is in memory.
     let base = out;
-    let still = trainer.publish(Some(&base));
-    let out = folder();
-    trainer.begin(&out, Some(&base));
-    trainer.copy_and_train(7).unwrap();
-    assert!(files(&out) == files(&still), "{case}: a delta mixes steps");
-    assert_eq!(trainer.engine.stats().changes.deltas_tracked, 2, "{case}");
+    for (is_beside, steps) in [(true, 0), (false, 2), (true, 1)] {
+        trainer.train(steps);
+        let done = still(Some(&base), trainer.step);
+        let out = match is_beside {
+            false => trainer.publish(Some(&base)),
+            true => {
+                let out = folder();
+                trainer.begin(&out, Some(&base));
+                trainer.copy_and_train(67).unwrap();
+                out
+            }
+        };
+        assert!(files(&out) == files(&done), "{case}: a delta mixes steps");
+    }
+    assert_eq!(trainer.engine.stats().changes.deltas_tracked, 3, "{case}");
 
     let budget = trainer.engine.budget().report();
     assert!(budget.peak_bytes <= budget.limit_bytes, "{case}");
@@ -163,6 +179,9 @@ fn a_checkpoint_meanwhile_knows_changes_since_the_version_before() {
     trainer.train(3);
     let base = trainer.publish(None);
     trainer.train(2);
+    // What is only in memory is copied at once.
+    trainer.engine.checkpoint("b", &[]).unwrap();
+    trainer.train(1);
     trainer.begin(&folder(), Some(&base));
     trainer.train(2);
     assert!(trainer.engine.copy_published(5, &mut |_, _| true).unwrap().is_none());
@@ -192,8 +211,9 @@ fn a_full_disk_ends_the_publish_and_not_the_training() {
     for kib in [8, 16, 64, 128, 256] {
         let plan = FaultPlan { enospc_after_bytes: Some(kib << 10), ..FaultPlan::default() };
         let out: Shared = Arc::new(SimFolder::new(plan));
-        trainer.begin(&out, None);
-        if let Err(error) = trainer.copy_and_train(500) {
+        let whole = Published::Whole(PageLayout::default());
+        let begun = trainer.engine.begin_publish(out, whole, &MODEL);
+        if let Err(error) = begun.and_then(|()| trainer.copy_and_train(500)) {
             assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
             refused += 1;
         }

@@ -37,8 +37,8 @@ class Publisher:
     """Publishes a model while it trains: rows and dense weights of the same step.
 
     :meth:`step` behind each optimizer step returns at once, unless a version is due. Then training
-    waits until memory is written to the store, as for a checkpoint, and goes on while the rows of
-    that step are copied to ``local`` and travel to ``location``. A delta is written against the
+    waits until changed rows in memory are copied, and goes on while the other rows of that step are
+    copied to ``local`` and travel to ``location``. A delta is written against the
     newest version, and costs what changed since; :mod:`tierbed.train.publishing` says when a whole
     version comes in its place. What fails is told and done again when the next version is due.
 

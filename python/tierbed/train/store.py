@@ -628,10 +628,11 @@ class Store(StoreRows):
     ) -> Future[SnapshotReport]:
         """As :meth:`publish`, while training goes on: what is written is the step of this call.
 
-        Training waits until what memory holds is written to the store, as for a checkpoint. Then
-        a thread copies rows, some at a time, and a step that changes a row which was not copied
-        yet copies the old one first. It takes an eighth of the memory budget. A delta needs the
-        changed rows to be known (``changes="tracked"`` of :meth:`publish`).
+        Training waits until changed rows in memory are copied. Then a thread copies the others,
+        some at a time, and a step that changes a row which was not copied yet copies the old one
+        first. It takes an eighth of the memory budget; the first one writes memory to the store,
+        to make room. A delta needs the changed rows to be known (``changes="tracked"`` of
+        :meth:`publish`).
 
         Args:
             path: A new folder.

@@ -1,17 +1,18 @@
 //! A publish while training goes on: copy on write.
 //!
-//! It begins between two steps: what is dirty is written, and the rows of that moment are frozen.
-//! They are copied some at a time, between further steps. A write to a row that was not copied yet
-//! copies its old record first. When all are copied they are sorted and written, for which the
-//! engine is not needed.
+//! It begins between two steps: what the row buffer has changed is copied, and the other rows of
+//! that moment are frozen. They are copied some at a time, between further steps. A write to a row
+//! that was not copied yet copies its old record first. When all are copied they are sorted and
+//! written, for which the engine is not needed.
 //!
 //! ```text
-//! begin_publish ─▶ copy_published, again and again ─▶ take_published ─▶ finish ─▶ end_publish
+//! begin_publish ─▶ copy_published, until none are left ─▶ finish ─▶ end_publish
 //!                    ▲
 //!                    └─ write of a row not copied yet: its old record comes first
 //! ```
 //!
-//! What is only in the row buffer needs no copy: the store has the frozen row until it is written.
+//! What steps change in the row buffer needs no copy: the store has the frozen row until it is
+//! written.
 
 use std::sync::Arc;
 
@@ -55,23 +56,49 @@ pub(crate) struct Freezing {
     /// In a delta: the rows noted since its base, by table; otherwise all rows.
     pub(crate) noted: Option<Rows>,
     pub(crate) rows: UnsortedRows,
-    pub(crate) attachments: Vec<(String, Vec<u8>)>,
     pub(crate) memory: [Reservation; 2],
 }
 
 impl FrozenRows {
     pub(crate) fn new(freezing: Freezing) -> Self {
-        let Freezing { schema, noted, rows, attachments, memory } = freezing;
+        let Freezing { schema, noted, rows, memory } = freezing;
         let is_delta = noted.is_some();
         let mut pending = noted.unwrap_or_else(|| all_rows(&schema));
         pending.retain(|&table, rows| !rows.is_empty() && is_published(&schema, table));
         let total = pending.values().map(RoaringTreemap::len).sum();
-        let failed = None;
+        let (failed, attachments) = (None, Vec::new());
         Self { schema, pending, total, is_delta, rows, failed, attachments, _memory: memory }
+    }
+
+    /// Adds what goes along with the rows.
+    pub(crate) fn with_attachments(
+        mut self,
+        ids: Vec<(String, Vec<u8>)>,
+        attachments: &[Attachment<'_>],
+    ) -> Self {
+        self.attachments = ids;
+        let given = attachments.iter().map(|one| (one.name.to_owned(), one.bytes.to_vec()));
+        self.attachments.extend(given);
+        self
     }
 
     pub(crate) fn is_copied(&self) -> bool {
         self.failed.is_none() && self.pending.is_empty()
+    }
+
+    /// Copies a row that the store has not as it is in the row buffer.
+    ///
+    /// # Errors
+    /// Those of the folder.
+    pub(crate) fn copy_dirty(&mut self, key: RowKey, record: &[f32]) -> Result<()> {
+        let RowKey { table: id, row } = key;
+        // Rows that the base has as they are, and were not written since, are not of a delta.
+        if !self.pending.get_mut(&id.0).is_some_and(|rows| rows.remove(row.0)) {
+            return Ok(());
+        }
+        let table = ComparedTable { id, schema: self.schema.table(id)? };
+        let stored = StoredRow::of(table, row, bytemuck::cast_slice(record))?;
+        self.rows.push(id, row, stored.count, stored.weights)
     }
 
     /// Copies those of `rows` that were not copied yet, which are about to be written. What fails
@@ -105,6 +132,7 @@ impl FrozenRows {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
+        self.pending.retain(|_, rows| !rows.is_empty());
         self.copy_next(store, row_count)?;
         self.pending.retain(|_, rows| !rows.is_empty());
         let pending: u64 = self.pending.values().map(RoaringTreemap::len).sum();

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use roaring::RoaringTreemap;
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
-use tierbed_core::{Budget, ErrorKind, Reservation, Result, Schema, TableId};
+use tierbed_core::{Budget, ErrorKind, Reservation, Result, RowKey, Schema, TableId};
 
 use super::changes_file::{decode, encode, ChangeSet, Rows};
 use waiting::{WaitingRoom, WaitingRows};
@@ -203,6 +203,19 @@ impl Changes {
             if self.waiting.room() == 0 {
                 self.settle();
             }
+        }
+    }
+
+    /// Notes rows that are changed and not written yet.
+    pub(crate) fn note_keys(&mut self, mut keys: impl Iterator<Item = RowKey>) {
+        while self.is_noting() {
+            let some = keys.by_ref().take(self.waiting.room().max(1));
+            let mut some: Vec<_> = some.map(|key| RowWrite { key, record: &[] }).collect();
+            if some.is_empty() {
+                return;
+            }
+            some.sort_unstable_by_key(|row| row.key);
+            self.note(&some);
         }
     }
 

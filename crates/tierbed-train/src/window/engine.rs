@@ -41,6 +41,8 @@ pub struct WindowEngine {
     /// Most bytes of that folder.
     pub(crate) disk_quota_bytes: Option<u64>,
     buffer_bytes_max: u64,
+    /// Left to a publish of frozen rows, once there was one.
+    pub(crate) publish_bytes: u64,
     /// Whether the store's memory is counted in `budget`.
     has_store_in_budget: bool,
     backend: Backend,
@@ -141,6 +143,7 @@ impl WindowEngine {
             ahead: crate::window::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
+            publish_bytes: 0,
             has_store_in_budget: true,
             backend: config.backend,
             eviction: config.eviction,
@@ -238,6 +241,9 @@ impl WindowEngine {
             self.name_least_to_publish(0);
             let free_bytes = self.budget.free_bytes();
             let kept_bytes = growth_bytes.min(kept_bytes_max(self.backend, &self.budget));
+            // A publish that is under way has its own.
+            let publish_bytes = if self.store.frozen.is_none() { self.publish_bytes } else { 0 };
+            let kept_bytes = kept_bytes + publish_bytes;
             let bytes_max = self.buffer_bytes_max.min(free_bytes.saturating_sub(kept_bytes));
             let mut buffer = RowBuffer::new(&self.schema, &self.budget, bytes_max)?;
             let used = self.ahead.batch_done();

@@ -4,39 +4,13 @@
 
 #![expect(clippy::indexing_slicing, reason = "a store answers the keys asked for")]
 
-use roaring::RoaringTreemap;
-use tierbed_core::{Result, RowId, RowKey, RowStore};
+use tierbed_core::{Result, RowKey, RowStore};
 use tierbed_kernels::init_record;
 
 use crate::window::comparer::{ChangeSink, ComparedTable, StoredRow};
-use crate::window::publish_delta::SeenSink;
 
 /// Rows read at once: their keys take 128 KiB.
 pub(crate) const NOTED_ROWS: usize = 8192;
-
-/// Hands the rows `noted` of `table` to `sink`, and their numbers to `seen`.
-///
-/// # Errors
-/// The store's and those of the sinks.
-pub(crate) fn visit_noted(
-    store: &mut dyn RowStore,
-    table: ComparedTable<'_>,
-    noted: RoaringTreemap,
-    sink: &mut ChangeSink<'_>,
-    seen: &mut SeenSink<'_>,
-) -> Result<()> {
-    let mut rows = noted.into_iter().map(|row| RowKey::new(table.id, RowId(row)));
-    let mut keys = Vec::with_capacity(NOTED_ROWS);
-    loop {
-        keys.clear();
-        keys.extend(rows.by_ref().take(NOTED_ROWS));
-        if keys.is_empty() {
-            return Ok(());
-        }
-        read_noted(store, table, &keys, sink)?;
-        keys.iter().try_for_each(|key| seen(key.row))?;
-    }
-}
 
 /// Reads `keys` of `table`, which increase, and hands the rows to `sink` in any order. A row that
 /// the store has not is one with its initial weights: that is what it goes back to.
@@ -67,14 +41,15 @@ pub(crate) fn read_noted(
 mod tests {
     use std::collections::BTreeMap;
 
-    use tierbed_core::{Budget, RowWrite, TableId, TableSchema, TrainStore};
+    use roaring::RoaringTreemap;
+    use tierbed_core::{Budget, RowId, RowWrite, TableId, TableSchema, TrainStore};
     use tierbed_store::MemoryStore;
 
     use super::*;
 
     #[test]
     fn every_noted_row_comes_once_and_absent_ones_as_they_began() {
-        let row_count = 3 * NOTED_ROWS as u64;
+        let row_count = 3_000;
         let schema = TableSchema::plain("t", row_count, 4);
         let mut store = MemoryStore::new(Budget::new(64 << 20));
         let id = store.add_table(schema.clone()).unwrap();
@@ -85,19 +60,16 @@ mod tests {
             store.write(&[RowWrite { key: RowKey::new(id, RowId(row)), record }]).unwrap();
         }
         let noted: RoaringTreemap = (0..row_count).filter(|row| row % 5 != 4).collect();
-        let (mut found, mut seen) = (BTreeMap::new(), Vec::new());
+        let mut found = BTreeMap::new();
         let table = ComparedTable { id: TableId(0), schema: &schema };
         let sink = &mut |_, row: RowId, weights: &[u8]| {
             let twice = found.insert(row.0, bytemuck::pod_collect_to_vec::<u8, f32>(weights));
             assert!(twice.is_none(), "{row:?} comes twice");
             Ok(())
         };
-        let see = &mut |row: RowId| {
-            seen.push(row.0);
-            Ok(())
-        };
-        visit_noted(&mut store, table, noted.clone(), sink, see).unwrap();
-        assert!(seen.iter().copied().eq(&noted) && found.keys().copied().eq(&noted));
+        let keys: Vec<RowKey> = noted.iter().map(|row| RowKey::new(id, RowId(row))).collect();
+        read_noted(&mut store, table, &keys, sink).unwrap();
+        assert!(found.keys().copied().eq(&noted));
         for (row, weights) in found {
             init_record(&schema, row, &mut record);
             let wanted = if row % 3 == 0 { vec![row as f32; 4] } else { record[..4].to_vec() };

@@ -18,7 +18,7 @@ use crate::unsorted::show;
 use crate::window::changes::Room;
 use crate::window::comparer::{ComparedTable, StoredRow};
 use crate::window::engine::WindowEngine;
-use crate::window::publish_delta::{Against, OpenBase};
+use crate::window::publish_delta::{Compared, OpenBase};
 
 /// Called with (work done, work in all), in rows; `false` stops the publish.
 pub type PublishProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
@@ -58,7 +58,7 @@ impl WindowEngine {
         let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
-        let mut against = base.as_ref().map(|base| self.against(base)).transpose()?;
+        let mut compared = base.as_ref().map(|base| self.compared(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
         self.name_least_to_publish(layout.tails_bytes_min(&schema));
@@ -80,7 +80,7 @@ impl WindowEngine {
                 continue;
             }
             let (mut sorted, row_count) =
-                self.sort_rows(id, &folder, against.as_mut(), &mut meter)?;
+                self.sort_rows(id, &folder, compared.as_mut(), &mut meter)?;
             writer.expect_rows(id, row_count)?;
             let mut written = 0u64;
             while let Some(record) = sorted.next()? {
@@ -106,8 +106,8 @@ impl WindowEngine {
         meter.show(0)?;
         let report = writer.finish()?;
         self.store.changes.published(&report.identity, Room::of(&self.budget));
-        if let Some(against) = &against {
-            self.count_delta(against);
+        if let Some(compared) = &compared {
+            self.count_compared(compared);
         }
         Ok(report)
     }
@@ -139,12 +139,12 @@ impl WindowEngine {
         &mut self,
         table: TableId,
         folder: &Arc<dyn Folder>,
-        against: Option<&mut Against>,
+        compared: Option<&mut Compared>,
         meter: &mut Meter<'_, '_>,
     ) -> Result<(SortedRecords, u64)> {
         let schema = Arc::clone(&self.schema);
         let shape = schema.table(table)?;
-        let compared = ComparedTable { id: table, schema: shape };
+        let own = ComparedTable { id: table, schema: shape };
         let weight_bytes = 4 * shape.dim as usize;
         let scan_memory = self.reserve_for_scan()?;
         let least_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + weight_bytes);
@@ -168,10 +168,10 @@ impl WindowEngine {
             }
             Ok(())
         };
-        match against {
-            Some(against) => self.visit_changes(compared, against, &mut push, &mut seen)?,
+        match compared {
+            Some(compared) => self.visit_changes(own, compared, &mut push, &mut seen)?,
             None => self.store.scan(table, &mut |row, record| {
-                let StoredRow { count, weights, .. } = StoredRow::of(compared, row, record)?;
+                let StoredRow { count, weights, .. } = StoredRow::of(own, row, record)?;
                 push(count, row, weights)?;
                 seen(row)
             })?,

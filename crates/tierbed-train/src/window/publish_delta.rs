@@ -14,12 +14,13 @@ use tierbed_io::Folder;
 use tierbed_snapshot::delta::check_successor;
 use tierbed_snapshot::{BaseChain, PageLayout, Report, Snapshot, SnapshotOptions};
 
+use crate::attachments::check_names;
 use crate::window::changes::{Changes, DeltaCount, Since};
 use crate::window::changes_file::Rows;
 use crate::window::comparer::{ChangeSink, ComparedTable, Comparer, StoredRow};
 use crate::window::engine::WindowEngine;
-use crate::window::noted::visit_noted;
 use crate::window::publish::{PublishProgress, Target};
+use crate::window::publish_background::Parts;
 
 /// What a delta is made against.
 pub struct DeltaBase {
@@ -168,14 +169,6 @@ impl OpenBase {
     }
 }
 
-/// The rows that a delta is made of.
-pub(crate) enum Against {
-    /// Those in the sets of changes since the snapshot, of which this is the first.
-    Noted(usize),
-    /// Those that differ from the snapshot.
-    Compared(Box<Compared>),
-}
-
 /// A snapshot to compare all rows with.
 pub(crate) struct Compared {
     comparer: Comparer,
@@ -206,60 +199,56 @@ impl WindowEngine {
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.poison.check()?;
+        check_names(attachments)?;
         let base = OpenBase::open(base, &self.schema)?;
         let layout = base.layout();
-        self.publish_to(folder, Target { layout, base: Some(base) }, attachments, progress)
+        let ids = self.flush_vocabularies()?;
+        self.make_room_to_publish(&layout)?;
+        let found = base.find(|identities| Ok(self.store.changes.since(identities)))?;
+        let target = Target { layout, base: Some(base) };
+        match found.noted {
+            Some(_) => {
+                let parts = Parts { ids, attachments };
+                self.publish_noted(folder, target, parts, progress)
+            }
+            None => self.publish_to(folder, target, attachments, progress),
+        }
     }
 
-    /// Decides how the changes since `base` are found. Nothing may be written to the store from
-    /// here on until they are.
-    pub(crate) fn against(&mut self, base: &OpenBase) -> Result<Against> {
+    /// Opens `base` to compare all rows with it: changes since are not known, or it was told so.
+    pub(crate) fn compared(&mut self, base: &OpenBase) -> Result<Compared> {
         let found = base.find(|identities| Ok(self.store.changes.since(identities)))?;
-        if let Some(first) = found.noted {
-            return Ok(Against::Noted(first));
-        }
+        assert!(found.noted.is_none(), "rows that are known are not compared");
         let dram_budget_bytes = self.budget.free_bytes() / 4;
         let memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
-        Ok(Against::Compared(Box::new(Compared {
+        Ok(Compared {
             comparer: base.open_rows(dram_budget_bytes)?,
             reason: found.reason,
             _memory: memory,
-        })))
+        })
     }
 
-    /// Hands the rows of `table` that changed since the snapshot to `sink`, and the numbers of
-    /// those it looks at to `seen`.
+    /// Hands the rows of `table` that differ from the snapshot to `sink`, and the numbers of those
+    /// it looks at to `seen`.
     pub(crate) fn visit_changes(
         &mut self,
         table: ComparedTable<'_>,
-        against: &mut Against,
+        compared: &mut Compared,
         sink: &mut ChangeSink<'_>,
         seen: &mut SeenSink<'_>,
     ) -> Result<()> {
-        match against {
-            Against::Noted(first) => {
-                let noted = self.store.changes.rows(*first, table.id);
-                visit_noted(&mut self.store, table, noted, sink, seen)
-            }
-            Against::Compared(compared) => {
-                let comparer = &mut compared.comparer;
-                comparer.begin_table(table.schema);
-                self.store.scan(table.id, &mut |row, record| {
-                    comparer.add(table, StoredRow::of(table, row, record)?, sink)?;
-                    seen(row)
-                })?;
-                comparer.end_table(table, sink)
-            }
-        }
+        let comparer = &mut compared.comparer;
+        comparer.begin_table(table.schema);
+        self.store.scan(table.id, &mut |row, record| {
+            comparer.add(table, StoredRow::of(table, row, record)?, sink)?;
+            seen(row)
+        })?;
+        comparer.end_table(table, sink)
     }
 
     /// Counts a delta that was published.
-    pub(crate) fn count_delta(&mut self, against: &Against) {
-        self.store.changes.count_delta(match against {
-            Against::Noted(_) => DeltaCount::NOTED,
-            Against::Compared(compared) => {
-                DeltaCount::compared(compared.reason, compared.comparer.pages_read())
-            }
-        });
+    pub(crate) fn count_compared(&mut self, compared: &Compared) {
+        let pages_read = compared.comparer.pages_read();
+        self.store.changes.count_delta(DeltaCount::compared(compared.reason, pages_read));
     }
 }

@@ -40,6 +40,19 @@ impl TrackedStore {
 }
 
 impl TrackedStore {
+    /// Copies the next of `frozen` rows, at most `row_count`.
+    ///
+    /// # Errors
+    /// As [`FrozenRows::copy`].
+    pub(crate) fn copy(
+        &mut self,
+        frozen: &mut FrozenRows,
+        row_count: usize,
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<()> {
+        frozen.copy(self.below.as_mut(), row_count, progress)
+    }
+
     /// Copies the next rows that are being published, and hands them out when they are all copied.
     ///
     /// # Errors
@@ -110,6 +123,20 @@ impl TrainStore for TrackedStore {
         }
         // Before: a write that fails may have written some of them.
         self.changes.note(rows);
+        self.below.write(rows)
+    }
+
+    fn write_back(
+        &mut self,
+        rows: &[RowWrite<'_>],
+        is_known: &dyn Fn(usize) -> bool,
+    ) -> Result<()> {
+        if let Some(frozen) = &mut self.frozen {
+            frozen.copy_before(self.below.as_mut(), rows);
+        }
+        let new = rows.iter().enumerate().filter(|(at, _)| !is_known(*at));
+        let new: Vec<RowWrite<'_>> = new.map(|(_, row)| *row).collect();
+        self.changes.note(&new);
         self.below.write(rows)
     }
 

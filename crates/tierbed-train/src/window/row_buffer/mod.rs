@@ -253,6 +253,33 @@ impl RowBuffer {
         Ok(())
     }
 
+    /// Lists the rows that neither the store nor the last publish has as they are here.
+    pub(crate) fn unpublished_keys(&self) -> impl Iterator<Item = RowKey> + '_ {
+        self.pools.iter().flat_map(|pool| {
+            let dirty = pool.dirty_slots().filter(|(_, slot)| !pool.is_published(*slot));
+            dirty.map(|(key, _)| key)
+        })
+    }
+
+    /// Hands the rows to `publish` that the store has not as they are here. They are noted; until
+    /// they change again, that is known.
+    ///
+    /// # Errors
+    /// Those of `publish`.
+    pub(crate) fn publish_dirty(
+        &mut self,
+        publish: &mut dyn FnMut(RowKey, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for pool in &mut self.pools {
+            let dirty: Vec<_> = pool.dirty_slots().collect();
+            for (key, slot) in dirty {
+                publish(key, pool.record(slot))?;
+                pool.mark_published(slot);
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the arena of table `table`'s records, and the words of one.
     pub(crate) fn arena(&self, table: u32) -> (&[f32], usize) {
         let pool = self.pool_for(table);
@@ -318,13 +345,13 @@ impl RowBuffer {
 
 // Writes the dirty ones of `slots`, which are in key order; returns how many there were.
 fn write_back(pool: &RowPool, slots: &[(RowKey, u32)], store: &mut dyn TrainStore) -> Result<u64> {
-    let rows: Vec<RowWrite<'_>> = slots
+    let dirty: Vec<_> = slots.iter().filter(|(_, slot)| pool.is_dirty(*slot)).collect();
+    let rows: Vec<RowWrite<'_>> = dirty
         .iter()
-        .filter(|(_, slot)| pool.is_dirty(*slot))
         .map(|(key, slot)| RowWrite { key: *key, record: bytemuck::cast_slice(pool.record(*slot)) })
         .collect();
     if !rows.is_empty() {
-        store.write(&rows)?;
+        store.write_back(&rows, &|at| pool.is_published(dirty[at].1))?;
     }
     Ok(rows.len() as u64)
 }

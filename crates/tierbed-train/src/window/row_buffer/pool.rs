@@ -34,6 +34,8 @@ pub(super) struct RowPool {
     record_words: usize,
     arena: Vec<f32>,
     slots: Vec<Slot>,
+    /// A bit for each slot: it is dirty, and was published as it is.
+    published: Vec<u64>,
     index: HashTable<u32>,
     free: Vec<u32>,
     hand: Hand,
@@ -59,6 +61,7 @@ impl RowPool {
             // Zeroed by the operating system page by page, when first touched.
             arena: vec![0.0; slot_count * record_words],
             slots: vec![Slot::default(); slot_count],
+            published: vec![0; slot_count.div_ceil(64)],
             index: HashTable::with_capacity(slot_count),
             free: Vec::new(),
             hand: Hand::default(),
@@ -71,7 +74,11 @@ impl RowPool {
     pub(super) fn memory_bytes(record_words: usize, slot_count: usize) -> usize {
         // hashbrown: a power of two of buckets, at most 7/8 full, 4 + 1 bytes each, and a group.
         let bucket_count = (slot_count * 8 / 7 + 1).next_power_of_two();
-        slot_count * (4 * record_words + SLOT_META_BYTES + 4) + bucket_count * 5 + 64
+        let published_bytes = 8 * slot_count.div_ceil(64);
+        slot_count * (4 * record_words + SLOT_META_BYTES + 4)
+            + bucket_count * 5
+            + 64
+            + published_bytes
     }
 
     pub(super) fn record_words(&self) -> usize {
@@ -141,10 +148,22 @@ impl RowPool {
     /// Marks `slot` changed: it must be written before it leaves.
     pub(super) fn mark_dirty(&mut self, slot: u32) {
         self.slots[slot as usize].set(DIRTY);
+        self.published[slot as usize / 64] &= !(1 << (slot % 64));
+    }
+
+    /// Marks `slot`, which is dirty, published as it is now.
+    pub(super) fn mark_published(&mut self, slot: u32) {
+        self.published[slot as usize / 64] |= 1 << (slot % 64);
+    }
+
+    /// Tells whether the dirty `slot` was published as it is.
+    pub(super) fn is_published(&self, slot: u32) -> bool {
+        self.published[slot as usize / 64] >> (slot % 64) & 1 == 1
     }
 
     pub(super) fn mark_clean(&mut self, slot: u32) {
         self.slots[slot as usize].clear(DIRTY);
+        self.published[slot as usize / 64] &= !(1 << (slot % 64));
     }
 
     /// Gives `key`, which must not be here, a free slot; `None` when none is free.
