@@ -106,7 +106,7 @@ impl SimJob for Case {
         self.job.step(engine, plan, step)?;
         if step % STEPS_PER_PUBLISH == FIRST_PUBLISH {
             let out = Arc::new(MemoryFolder::new());
-            if step / STEPS_PER_PUBLISH % 2 == 0 {
+            if (step / STEPS_PER_PUBLISH).is_multiple_of(2) {
                 engine.publish(out, PageLayout::default(), &[], &mut |_, _| true)?;
             } else {
                 publish_beside(engine, out)?;
