@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,6 @@ import torch
 from publisher_kit import SIZES, Clock, Served, Training, rows_of
 
 import tierbed as tb
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock.of_publishers(monkeypatch)
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    training = Training(tmp_path)
-    yield training
-    training.store.close()
 
 
 def test_training_goes_on_while_a_version_is_written(training: Training, clock: Clock) -> None:

@@ -22,18 +22,6 @@ from tierbed.data import BatchOrder
 from tierbed.serve import Server
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock.of_publishers(monkeypatch)
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    training = Training(tmp_path)
-    yield training
-    training.store.close()
-
-
 def test_each_version_is_the_step_that_it_names(training: Training, clock: Clock) -> None:
     with training.publisher(delta_every=60) as publisher:
         for step in range(1, 60):

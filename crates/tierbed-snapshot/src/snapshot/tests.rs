@@ -87,6 +87,20 @@ fn options(dram_budget_bytes: u64) -> SnapshotOptions {
     SnapshotOptions { dram_budget_bytes, engine, reader_count: 2, ..SnapshotOptions::default() }
 }
 
+/// A small budget, and a large one with pages read from a file or in memory.
+fn ways() -> [SnapshotOptions; 3] {
+    let ways = [
+        (700 << 10, EngineChoice::Auto, Backend::Direct),
+        (16 << 20, EngineChoice::Inline, Backend::Direct),
+        (16 << 20, EngineChoice::Inline, Backend::Memory),
+    ];
+    ways.map(|(budget, choice, backend)| {
+        let mut options = SnapshotOptions { backend, ..options(budget) };
+        options.engine.choice = choice;
+        options
+    })
+}
+
 /// A batch over every table: feature `at` reads table `at % tables`.
 struct Batch {
     indices: Vec<i64>,

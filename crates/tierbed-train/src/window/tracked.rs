@@ -131,6 +131,9 @@ impl TrainStore for TrackedStore {
         rows: &[RowWrite<'_>],
         is_known: &dyn Fn(usize) -> bool,
     ) -> Result<()> {
+        if !(0..rows.len()).any(is_known) {
+            return self.write(rows);
+        }
         if let Some(frozen) = &mut self.frozen {
             frozen.copy_before(self.below.as_mut(), rows);
         }

@@ -58,18 +58,11 @@ fn rows_are_answered_as_their_codec_keeps_them_and_take_fewer_pages() {
         let most_bytes = (share * plain.pages_bytes as f64) as u64;
         assert!(report.pages_bytes <= most_bytes, "{codec_name}: {report:?} of {plain:?}");
         let model = kept(codec, &rows);
-        let ways = [
-            (700 << 10, EngineChoice::Auto, Backend::Direct),
-            (16 << 20, EngineChoice::Inline, Backend::Direct),
-            (16 << 20, EngineChoice::Inline, Backend::Memory),
-        ];
-        for (budget, choice, backend) in ways {
-            let mut options = SnapshotOptions { backend, ..options(budget) };
-            options.engine.choice = choice;
+        for options in ways() {
             let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
             let stats = check_lookups(&snapshot, &model, 5);
             assert!(stats.rows_read > 0 && stats.rows_initial > 0);
-            assert!(snapshot.budget_report().peak_bytes <= budget);
+            assert!(snapshot.budget_report().peak_bytes <= options.dram_budget_bytes);
             snapshot.verify().unwrap();
             let summary = snapshot.inspect();
             assert!(summary.tables.iter().all(|table| table.codec == codec_name));

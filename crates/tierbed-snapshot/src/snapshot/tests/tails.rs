@@ -66,19 +66,12 @@ fn heads_of_every_size_give_the_rows_of_a_map_in_fewer_bytes_of_index() {
         // A page of the head may be partly full, and one of the tail.
         let tables = schema.tables().len() as u64;
         assert!(report.page_count <= plain.page_count + tables, "{report:?} of {plain:?}");
-        let ways = [
-            (700 << 10, EngineChoice::Auto, Backend::Direct),
-            (16 << 20, EngineChoice::Inline, Backend::Direct),
-            (16 << 20, EngineChoice::Inline, Backend::Memory),
-        ];
-        for (budget, choice, backend) in ways {
-            let mut options = SnapshotOptions { backend, ..options(budget) };
-            options.engine.choice = choice;
+        for options in ways() {
             let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
             assert_eq!(snapshot.verify().unwrap(), report.page_count + blocks(&report));
             let stats = check_lookups(&snapshot, &model, 5);
             assert!(stats.rows_read > 0 && stats.rows_initial > 0);
-            assert!(snapshot.budget_report().peak_bytes <= budget);
+            assert!(snapshot.budget_report().peak_bytes <= options.dram_budget_bytes);
             for (table, stored) in snapshot.inspect().tables.iter().zip(&snapshot.manifest().tables)
             {
                 let rows = size.of(stored.row_count).min(stored.row_count);
