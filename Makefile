@@ -140,6 +140,11 @@ bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict,
 client-deps: ## Bring clients that others made into .tools/clients, for the tests that ask with them
 	@scripts/client-deps '$(PYTHON)'
 
+.PHONY: framework-deps
+framework-deps: $(ENV_STAMP) ## Bring the libraries that rows are used with (TorchRec, Lightning, Polars, ...), for their tests
+	@$(STEP) 'dependency group frameworks' $(UV) sync --quiet --locked --inexact \
+	    --no-install-project --python '$(PYTHON)' --group frameworks
+
 .PHONY: browser-deps
 browser-deps: $(ENV_STAMP) ## Bring a browser (as root) and what drives it into .tools/browser, for the tests of the live page
 	@scripts/browser-deps '$(PYTHON)'
