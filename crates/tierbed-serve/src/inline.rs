@@ -1,16 +1,21 @@
-//! Small requests that need no wait: answered by the thread that received them.
+//! Small requests that no other thread need see: answered by the thread that received them.
 //!
 //! ```text
-//! body ─▶ small? ─▶ decoded, checked ─▶ all rows in memory? ─▶ scored ─▶ encoded ─▶ answer
-//!           └ no ─▶ queue ◀──────────────────────┘ no: as it is prepared
+//! body ─▶ small? ─▶ decoded, checked ─▶ rows found ─▶ all in memory? ─▶ scored ─▶ encoded ─▶ answer
+//!           │ no                            │             │ no               ▲
+//!           ▼                               ▼ a wait      └─▶ pages fly ─────┘
+//!         queue ◀───────────────────────────┘ as it is prepared     others are answered meanwhile
 //! ```
 //!
 //! Handing such a request to another thread would cost more than answering it. Nobody is waited
-//! for: who asks for a row that must be read goes into the queue, and no policy has heard of the
-//! rest. A request has the limits, refusals and counts that it has in the queue; it only never
-//! waits. Predictions are answered so where the model says that it is quick.
+//! for but the disk, and meanwhile the thread answers others ([`crate::flight`]). Who would have to
+//! wait for a lock or a reader goes into the queue, and no policy has heard of the rest. A request
+//! has the limits, refusals and counts that it has in the queue. Predictions are answered so where
+//! the model says that it is quick.
 
 use std::sync::Arc;
+
+use tierbed_snapshot::{Begun, Flying, LookupStats};
 
 use crate::admission::Verdict;
 use crate::answer::Refusal;
@@ -18,12 +23,13 @@ use crate::batch::guarded;
 use crate::body::Held;
 use crate::coding::Pack;
 use crate::executor::Offer;
+use crate::flight::Flight;
 use crate::generation::Serving;
-use crate::job::{packing, AtOnce, Checked, InGeneration, Made, Phases, Prepared, Stage};
+use crate::job::{packing, Answered, AtOnce, Checked, InGeneration, Made, Phases, Prepared, Stage};
 use crate::options::Limits;
 use crate::predict;
 use crate::predictor::Batch;
-use crate::query::Query;
+use crate::query::Matrix;
 use crate::routes::work::{refused, Ask};
 use crate::routes::Service;
 use crate::spans::Steps;
@@ -35,10 +41,37 @@ const BODY_BYTES_EACH: u64 = 32;
 const ELEMENTS_EACH: usize = 64;
 
 /// What became of a request.
-pub(crate) enum Tried<P> {
+pub(crate) enum Tried<'a, P> {
     Answered(Result<Made, Refusal>),
+    /// Its pages are on their way.
+    Flies(Box<Flight<'a, P>>),
     /// It must wait for a thread.
     Left(Stage<P>),
+}
+
+/// When a request was taken up, and when it had been decoded and checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    start_us: u64,
+    prepared_us: u64,
+}
+
+impl Times {
+    /// Returns the answer with what its steps took.
+    pub(crate) fn made(self, serving: &Serving<'_>, steps: &Steps, answered: Answered) -> Made {
+        let Self { start_us, prepared_us } = self;
+        let Answered { body, held, sample_count, found_us } = answered;
+        steps.looks_up(prepared_us, 1);
+        steps.close(found_us);
+        let phases = Phases {
+            queue_us: 0,
+            input_us: prepared_us.saturating_sub(start_us),
+            infer_us: found_us.saturating_sub(prepared_us),
+            output_us: serving.clock.now_us().saturating_sub(found_us),
+            sample_count,
+        };
+        Made { body, held, phases }
+    }
 }
 
 /// Tells whether a request may be answered where it was received, by its body.
@@ -48,14 +81,14 @@ pub(crate) fn may_try(limits: &Limits, ask: &Ask<'_>) -> bool {
     ask.body_bytes <= bytes_max && ask.pack.is_none()
 }
 
-/// Answers a request, if it is small and its rows are in memory.
-pub(crate) fn answer<P: Checked>(
-    service: &Service,
+/// Answers a request, or lets its pages fly, if it is small and waits for nothing else.
+pub(crate) fn answer<'a, P: Checked>(
+    service: &'a Service,
     ask: &Ask<'_>,
     request_count: usize,
     held: Held,
     prepare: &impl Fn(&Serving<'_>, Held) -> Result<P, Refusal>,
-) -> Tried<P> {
+) -> Tried<'a, P> {
     let Ask { deadline_us, priority, steps, .. } = *ask;
     let Some(serving) = service.serving_known() else { return Tried::Left(Stage::Received(held)) };
     // Index pages of open vocabularies are rows too: not all of them are in memory.
@@ -66,38 +99,26 @@ pub(crate) fn answer<P: Checked>(
         Verdict::Admitted => {}
         verdict => return Tried::Answered(Err(refused(verdict))),
     }
-    let tried = guarded(service, || made(&serving, steps, held, prepare));
-    tried.unwrap_or_else(|refusal| Tried::Answered(Err(refusal)))
-}
-
-fn made<P: Checked>(
-    serving: &Serving<'_>,
-    steps: &Steps,
-    held: Held,
-    prepare: &impl Fn(&Serving<'_>, Held) -> Result<P, Refusal>,
-) -> Result<Tried<P>, Refusal> {
-    let clock = &serving.clock;
-    let start_us = clock.now_us();
-    let prepared = prepare(serving, held)?;
-    let prepared_us = clock.now_us();
-    Ok(match prepared.at_once(serving, steps)? {
-        AtOnce::Left(prepared) => {
+    let start_us = serving.clock.now_us();
+    let mut times = Times { start_us, prepared_us: start_us };
+    let tried = guarded(service, || {
+        let prepared = prepare(&serving, held)?;
+        times.prepared_us = serving.clock.now_us();
+        prepared.at_once(&serving, steps)
+    });
+    match tried {
+        Err(refusal) => Tried::Answered(Err(refusal)),
+        Ok(AtOnce::Answered(answered)) => {
+            Tried::Answered(Ok(times.made(&serving, steps, answered)))
+        }
+        Ok(AtOnce::Flies { prepared, flying }) => {
+            Tried::Flies(Box::new(Flight { serving, times, prepared, flying }))
+        }
+        Ok(AtOnce::Left(prepared)) => {
             let parts = Arc::clone(&serving.parts);
             Tried::Left(Stage::Prepared(Box::new(InGeneration { parts, prepared })))
         }
-        AtOnce::Done { body, held, sample_count, found_us } => {
-            steps.looks_up(prepared_us, 1);
-            steps.close(found_us);
-            let phases = Phases {
-                queue_us: 0,
-                input_us: prepared_us.saturating_sub(start_us),
-                infer_us: found_us.saturating_sub(prepared_us),
-                output_us: clock.now_us().saturating_sub(found_us),
-                sample_count,
-            };
-            Tried::Answered(Ok(Made { body, held, phases }))
-        }
-    })
+    }
 }
 
 impl Checked for Prepared {
@@ -106,12 +127,35 @@ impl Checked for Prepared {
     }
 
     fn at_once(mut self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal> {
-        if !is_small(&serving.limits, &self) || !look_up_all(serving, steps, &mut self.queries)? {
+        let indices_max = serving.limits.inline_indices_max;
+        if self.encode_cost > indices_max.saturating_mul(ELEMENTS_EACH) {
             return Ok(AtOnce::Left(self));
         }
+        // The rows of a second query may be elsewhere when those of the first have been used.
+        let begun = match self.queries.as_mut_slice() {
+            [query] if query.bags().indices.len() <= indices_max => {
+                query.begin(serving.source())?
+            }
+            _ => Begun::Left,
+        };
+        self.begun(begun, serving, steps)
+    }
+
+    fn finish(&mut self, flying: Flying) -> Result<LookupStats, Refusal> {
+        let [query] = self.queries.as_mut_slice() else { panic!("one query is looked up") };
+        Ok(query.finish(flying)?)
+    }
+
+    fn found(
+        self,
+        stats: &LookupStats,
+        serving: &Serving<'_>,
+        steps: &Steps,
+    ) -> Result<Answered, Refusal> {
+        steps.found(stats);
         let Self { queries, held, sample_count, encode, .. } = self;
         let found_us = serving.clock.now_us();
-        Ok(AtOnce::Done { body: encode(queries)?, held, sample_count, found_us })
+        Ok(Answered { body: encode(queries)?, held, sample_count, found_us })
     }
 
     fn into_held(self) -> Held {
@@ -130,25 +174,41 @@ impl Checked for predict::Prepared {
 
     fn at_once(mut self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal> {
         let (model, samples) = (serving.model()?, &mut self.samples);
-        let sample_count = samples.count;
-        let is_small = (1..=model.predictor.samples_at_once()).contains(&sample_count)
+        let is_small = (1..=model.predictor.samples_at_once()).contains(&samples.count)
             && samples.query.bags().indices.len() <= serving.limits.inline_indices_max;
         if !is_small {
             return Ok(AtOnce::Left(self));
         }
         samples.query.make_room(&[]);
-        let found = samples.query.look_up_resident(model.source(serving.source()))?;
-        let matrix = std::mem::take(&mut samples.query.matrix);
-        let Some(found) = found else { return Ok(AtOnce::Left(self)) };
-        steps.found(&found);
+        let begun = samples.query.begin(model.source(serving.source()))?;
+        if matches!(begun, Begun::Left) {
+            samples.query.matrix = Matrix::default();
+        }
+        self.begun(begun, serving, steps)
+    }
+
+    fn finish(&mut self, flying: Flying) -> Result<LookupStats, Refusal> {
+        Ok(self.samples.query.finish(flying)?)
+    }
+
+    fn found(
+        self,
+        stats: &LookupStats,
+        serving: &Serving<'_>,
+        steps: &Steps,
+    ) -> Result<Answered, Refusal> {
+        steps.found(stats);
         steps.scores(&*serving.clock);
-        let predict::Prepared { samples, mut held, answer_bytes, encode } = self;
+        let Self { mut samples, mut held, answer_bytes, encode } = self;
+        let matrix = std::mem::take(&mut samples.query.matrix);
+        let sample_count = samples.count;
         let batch = Batch { sample_count, dense: samples.dense, rows: matrix.into_elements() };
+        let model = serving.model()?;
         let scores = serving.view.hold(|| model.predict(batch))?;
         held.resize(answer_bytes)?;
         let found_us = serving.clock.now_us();
         let sample_count = sample_count as u64;
-        Ok(AtOnce::Done { body: encode(scores)?, held, sample_count, found_us })
+        Ok(Answered { body: encode(scores)?, held, sample_count, found_us })
     }
 
     fn into_held(self) -> Held {
@@ -158,25 +218,4 @@ impl Checked for predict::Prepared {
     fn packing(self, pack: Pack) -> Self {
         Self { encode: packing(self.encode, pack), ..self }
     }
-}
-
-fn is_small(limits: &Limits, prepared: &Prepared) -> bool {
-    let indices_max = limits.inline_indices_max;
-    // The rows of a second query may be elsewhere when those of the first have been used.
-    let [query] = prepared.queries.as_slice() else { return false };
-    query.bags().indices.len() <= indices_max
-        && prepared.encode_cost <= indices_max.saturating_mul(ELEMENTS_EACH)
-}
-
-/// Looks the queries up, if that needs no page and no wait.
-fn look_up_all(
-    serving: &Serving<'_>,
-    steps: &Steps,
-    queries: &mut [Query],
-) -> Result<bool, Refusal> {
-    for query in queries {
-        let Some(found) = query.look_up_resident(serving.source())? else { return Ok(false) };
-        steps.found(&found);
-    }
-    Ok(true)
 }

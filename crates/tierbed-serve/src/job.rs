@@ -13,6 +13,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::{header, HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
+use tierbed_snapshot::{Begun, Flying, LookupStats};
 use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
 use crate::answer::Refusal;
@@ -38,11 +39,46 @@ pub(crate) trait Checked: Sized {
     /// Tells whether such requests may be answered by the thread that received them.
     fn may_be_quick(serving: &Serving<'_>) -> bool;
 
-    /// Answers the request, if it is small and nobody is waited for; else gives it back.
+    /// Answers the request, or lets its pages fly, if it is small and nobody is waited for; else
+    /// gives it back.
     ///
     /// # Errors
     /// Those of the work.
     fn at_once(self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal>;
+
+    /// Ends the lookup, whose pages have come.
+    ///
+    /// # Errors
+    /// Those of the lookup.
+    fn finish(&mut self, flying: Flying) -> Result<LookupStats, Refusal>;
+
+    /// Answers from the rows, which have been found.
+    ///
+    /// # Errors
+    /// Those of encoding, and of the model.
+    fn found(
+        self,
+        stats: &LookupStats,
+        serving: &Serving<'_>,
+        steps: &Steps,
+    ) -> Result<Answered, Refusal>;
+
+    /// Goes on from a lookup that was begun.
+    ///
+    /// # Errors
+    /// Those of [`found`](Self::found).
+    fn begun(
+        self,
+        begun: Begun,
+        serving: &Serving<'_>,
+        steps: &Steps,
+    ) -> Result<AtOnce<Self>, Refusal> {
+        Ok(match begun {
+            Begun::Left => AtOnce::Left(self),
+            Begun::Flying(flying) => AtOnce::Flies { prepared: self, flying },
+            Begun::Done(stats) => AtOnce::Answered(self.found(&stats, serving, steps)?),
+        })
+    }
 
     /// Gives the memory of the body back, to decode it again.
     fn into_held(self) -> Held;
@@ -53,14 +89,22 @@ pub(crate) trait Checked: Sized {
 
 /// What became of a request that shall not wait.
 pub(crate) enum AtOnce<P> {
-    Done {
-        body: Body,
-        held: Held,
-        sample_count: u64,
-        /// When all was found and scored, and the answer was about to be encoded.
-        found_us: u64,
+    Answered(Answered),
+    /// Its pages are on their way.
+    Flies {
+        prepared: P,
+        flying: Flying,
     },
     Left(P),
+}
+
+/// What a request is answered with.
+pub(crate) struct Answered {
+    pub(crate) body: Body,
+    pub(crate) held: Held,
+    pub(crate) sample_count: u64,
+    /// When all was found and scored, and the answer was about to be encoded.
+    pub(crate) found_us: u64,
 }
 
 /// What is to be done for a request. Each may be joined with others of its kind.

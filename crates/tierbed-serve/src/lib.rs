@@ -26,6 +26,7 @@ mod deltas;
 mod executor;
 mod faults;
 mod features;
+mod flight;
 mod follow;
 mod following;
 #[cfg(any(test, fuzzing))]

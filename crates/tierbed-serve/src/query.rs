@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use tierbed_core::store::out_of_range;
 use tierbed_core::{Bags, Result};
-use tierbed_snapshot::{LookupStats, PublishedIds, View};
+use tierbed_snapshot::{Begun, Flying, LookupStats, PublishedIds, View};
 
 use crate::features::Feature;
 use crate::known::Heads;
@@ -219,18 +219,24 @@ impl Query {
         look_up(source, plan, &bags, matrix.get_mut())
     }
 
-    /// Looks the bags up, if that needs no page and no wait; ids are rows. The matrix must have
-    /// room.
+    /// Begins to look the bags up, without waiting; ids are rows. The matrix must have room.
     ///
     /// # Errors
-    /// Those of [`View::lookup_resident`].
-    pub(crate) fn look_up_resident(
-        &mut self,
-        Source { snapshot, .. }: Source<'_>,
-    ) -> Result<Option<LookupStats>> {
+    /// Those of [`View::begin_lookup`].
+    pub(crate) fn begin(&mut self, Source { snapshot, .. }: Source<'_>) -> Result<Begun> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = bags_of(plan, values, offsets, weights.as_deref());
-        snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())
+        snapshot.begin_lookup(&plan.layout, &bags, matrix.get_mut())
+    }
+
+    /// Ends a lookup of these bags whose pages have come.
+    ///
+    /// # Errors
+    /// Those of [`Flying::finish`].
+    pub(crate) fn finish(&mut self, flying: Flying) -> Result<LookupStats> {
+        let Self { plan, values, offsets, weights, matrix } = self;
+        let bags = bags_of(plan, values, offsets, weights.as_deref());
+        flying.finish(&plan.layout, &bags, matrix.get_mut())
     }
 }
 

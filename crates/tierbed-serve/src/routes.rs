@@ -40,6 +40,8 @@ use crate::tokens::{Scope, Tokens};
 /// What every request sees.
 #[derive(Debug)]
 pub(crate) struct Service {
+    /// Tells servers of one process apart.
+    pub(crate) number: u64,
     pub(crate) answering: Arc<Answering>,
     pub(crate) snapshot_name: String,
     pub(crate) identity: String,

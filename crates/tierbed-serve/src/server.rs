@@ -1,6 +1,7 @@
 //! Start and graceful stop of a server.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +37,9 @@ use crate::tokens::Tokens;
 
 /// Longest time that stopping waits for a collector to take the last spans.
 const SPANS_TIME: Duration = Duration::from_secs(5);
+
+/// Servers that this process has started.
+static STARTED: AtomicU64 = AtomicU64::new(0);
 
 /// A running server. Dropping it stops it.
 #[derive(Debug)]
@@ -332,6 +336,7 @@ pub(crate) fn service(
         spans: &spans,
     };
     Ok(Service {
+        number: STARTED.fetch_add(1, Ordering::Relaxed),
         generations,
         models: Models::new(&options.model_name)?,
         snapshot_name: name,

@@ -9,6 +9,7 @@
 )]
 
 mod chunks;
+mod flying;
 mod resident;
 mod stats;
 
@@ -16,6 +17,7 @@ use tierbed_core::{Bags, Result};
 
 use tierbed_kernels::{fill_initial, BagRange, FeatureLayout, Pooling, Rows};
 
+pub use self::flying::{Begun, Flying};
 pub use self::stats::LookupStats;
 
 use self::chunks::{Asked, Chunk, Span};
@@ -243,26 +245,32 @@ impl Snapshot {
                     continue;
                 }
             }
-            match place {
-                Place::Page(PagePlace { layer, page_id }) => {
-                    let table = self.source(layers).page_table(layer);
-                    let parts = table.shape(key.table).parts_per_row as u8;
-                    scratch.expect(at, parts);
-                    let page_id = PagePlace { layer, page_id }.packed();
-                    scratch.wanted.extend((0..parts).map(|part| Wanted {
-                        page_id: page_id + u64::from(part),
-                        at: at as u32,
-                        part: u32::from(part),
-                    }));
-                }
-                Place::Item { placement, item } => {
-                    scratch.expect(at, 1);
-                    scratch.asked.push(AskedItem { placement, item, at: at as u32 });
-                }
-                Place::Nowhere => fill_unstored(scratch, at, layers)?,
-            }
+            self.want(scratch, at, place, layers)?;
         }
         reader.submit(&self.source(layers));
+        Ok(())
+    }
+
+    /// Notes which pages a row of the scratch comes from, or fills one that is stored nowhere.
+    fn want(&self, scratch: &mut Scratch, at: usize, place: Place, layers: &Layers) -> Result<()> {
+        match place {
+            Place::Page(PagePlace { layer, page_id }) => {
+                let table = self.source(layers).page_table(layer);
+                let parts = table.shape(scratch.keys[at].table).parts_per_row as u8;
+                scratch.expect(at, parts);
+                let page_id = PagePlace { layer, page_id }.packed();
+                scratch.wanted.extend((0..parts).map(|part| Wanted {
+                    page_id: page_id + u64::from(part),
+                    at: at as u32,
+                    part: u32::from(part),
+                }));
+            }
+            Place::Item { placement, item } => {
+                scratch.expect(at, 1);
+                scratch.asked.push(AskedItem { placement, item, at: at as u32 });
+            }
+            Place::Nowhere => fill_unstored(scratch, at, layers)?,
+        }
         Ok(())
     }
 

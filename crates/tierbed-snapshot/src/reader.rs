@@ -16,6 +16,8 @@
 
 mod flights;
 
+use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::select;
@@ -137,6 +139,8 @@ pub(crate) struct PagesRead {
 pub(crate) struct Reader {
     /// Its place among the readers of a snapshot.
     pub(crate) number: usize,
+    /// What waits for the ring on behalf of a caller; dropped before the ring is closed.
+    notifier: Option<Box<dyn Any + Send + Sync>>,
     flights: Flights,
     /// Rows that are dealt with now.
     pub(crate) scratch: Scratch,
@@ -164,7 +168,8 @@ impl Reader {
         other: Option<Scratch>,
     ) -> Result<Self> {
         let flights = Flights::new(open_engine(options)?, pages, options.queue_depth);
-        Ok(Self { number, flights, scratch, other, choice: Choice::default() })
+        let choice = Choice::default();
+        Ok(Self { number, notifier: None, flights, scratch, other, choice })
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
@@ -248,6 +253,53 @@ impl Reader {
     pub(crate) fn finish(&mut self, source: &Source<'_>) -> Result<PagesRead> {
         let Self { flights, scratch, other, .. } = self;
         flights.finish(&mut Wanting { scratch, other: other.as_mut() }, source)
+    }
+
+    /// Tells whether a caller may wait for pages and for other things at once.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.flights.ring().is_some()
+    }
+
+    /// Returns what waits for the ring; makes it where `is_of` does not know what there is.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(crate) fn notifier<T: Any + Send + Sync, E>(
+        &mut self,
+        is_of: impl FnOnce(&T) -> bool,
+        make: impl FnOnce(BorrowedFd<'_>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<&T, E> {
+        let known = self.notifier.take().and_then(|known| known.downcast::<T>().ok());
+        let notifier = match known.filter(|known| is_of(known)) {
+            Some(known) => known,
+            None => {
+                let Some(ring) = self.flights.ring() else {
+                    panic!("reader {} has no ring", self.number);
+                };
+                Box::new(make(ring)?)
+            }
+        };
+        let Some(notifier) = self.notifier.insert(notifier).downcast_ref() else {
+            panic!("a notifier changes its type");
+        };
+        Ok(notifier)
+    }
+
+    /// Returns how many pages may be asked for without waiting for one.
+    pub(crate) fn room(&self) -> usize {
+        self.flights.room()
+    }
+
+    /// Takes the rows out of the pages that have come, without waiting; returns whether all have
+    /// come, or one has failed: [`finish`](Self::finish) does not wait then.
+    pub(crate) fn land_ready(&mut self, source: &Source<'_>) -> bool {
+        let Self { flights, scratch, other, .. } = self;
+        flights.land_ready(&mut Wanting { scratch, other: other.as_mut() }, source)
+    }
+
+    /// Tells whether no page is on its way any more for a caller who left.
+    pub(crate) fn has_landed(&mut self) -> bool {
+        self.flights.has_landed()
     }
 
     /// Waits for all pages, takes nothing out of them and forgets failures: a call has failed, and

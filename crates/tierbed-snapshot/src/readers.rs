@@ -4,12 +4,16 @@
 //! callers, up to a bound. A full reader is made for each processor when the snapshot is opened; a
 //! small one is made when a small call finds none free. The memory of all of them is set aside on
 //! opening; what is never made is never touched.
+//!
+//! Half of the small ones may be *flying*: their calls wait for pages and for other things at once
+//! ([`Flying`](crate::Flying)). Where a caller leaves before its pages have come, the reader is
+//! free again once they have.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tierbed_core::stats::IoStats;
 use tierbed_core::Result;
-use tierbed_io::{Device, EngineOptions};
+use tierbed_io::{Device, EngineChoice, EngineOptions};
 
 use crate::layers::Layers;
 use crate::reader::Reader;
@@ -19,6 +23,8 @@ use crate::scratch::{Scratch, ScratchShape};
 const SMALL_SCRATCH_BYTES: u64 = 256 << 10;
 /// Pages that a small reader lets fly at once.
 const SMALL_QUEUE_DEPTH: u32 = 32;
+/// Most flying readers: with more calls at once, it is better to read for many together.
+const FLYING_MAX: usize = 32;
 /// Share of what a budget leaves for readers and cache that small readers take at most.
 const SMALL_SHARE: u64 = 16;
 
@@ -47,6 +53,14 @@ impl SmallReaders {
         Ok(self.count_max as u64 * one_bytes)
     }
 
+    fn flying_count_max(&self) -> usize {
+        match self.engine.choice {
+            EngineChoice::Auto | EngineChoice::Uring => self.count_max.div_ceil(2).min(FLYING_MAX),
+            // These have no ring. Pages of a map or in memory are read so, too.
+            EngineChoice::Pread | EngineChoice::Inline => 0,
+        }
+    }
+
     fn make(&self, number: usize) -> Result<Reader> {
         let scratch = Scratch::new(SMALL_SCRATCH_BYTES, self.scratch);
         Reader::new(number, &self.engine, &self.pages, scratch, None)
@@ -70,6 +84,11 @@ struct ReaderIo {
 struct State {
     idle: Vec<Reader>,
     idle_small: Vec<Reader>,
+    idle_flying: Vec<Reader>,
+    /// Flying readers whose callers left before all pages came.
+    landing: Vec<Reader>,
+    flying_count: usize,
+    flying_count_max: usize,
     /// By number of the reader; the small ones come last.
     io: Vec<ReaderIo>,
     full_count: usize,
@@ -105,6 +124,10 @@ impl Readers {
             full_count: full.len(),
             idle: full,
             idle_small: Vec::new(),
+            idle_flying: Vec::new(),
+            landing: Vec::new(),
+            flying_count: 0,
+            flying_count_max: small.flying_count_max(),
             io,
             small_count_max: small.count_max,
             waiting_count: 0,
@@ -128,18 +151,12 @@ impl Readers {
             if let Some(reader) = state.take_free(is_small) {
                 return ReaderGuard { readers: self, reader: Some(reader) };
             }
-            if is_small && state.io.len() - state.full_count < state.small_count_max {
-                let number = state.io.len();
-                state.io.push(ReaderIo::default());
-                drop(state);
-                match self.small.make(number) {
-                    Ok(reader) => return ReaderGuard { readers: self, reader: Some(reader) },
+            if is_small && state.has_room() {
+                match self.make_small(state) {
+                    Some(reader) => return ReaderGuard { readers: self, reader: Some(reader) },
                     // The call is served all the same, by a reader that comes back.
-                    Err(error) => {
+                    None => {
                         state = lock(&self.state);
-                        state.small_count_max = 0;
-                        state.failed_count += 1;
-                        state.error = Some(error.to_string());
                         continue;
                     }
                 }
@@ -156,11 +173,86 @@ impl Readers {
         Some(ReaderGuard { readers: self, reader: Some(reader) })
     }
 
+    /// Takes a flying reader for a call of `index_count` indices, without waiting; `None` where the
+    /// call is too large, all are in use, or the I/O engine has no ring.
+    pub(crate) fn try_take_flying(&self, index_count: usize) -> Option<Reader> {
+        if !self.small.fits(index_count) {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        if let Some(reader) = state.idle_flying.pop() {
+            return Some(reader);
+        }
+        if let Some(at) = state.landing.iter_mut().position(Reader::has_landed) {
+            return Some(state.landing.swap_remove(at));
+        }
+        if state.flying_count == state.flying_count_max || !state.has_room() {
+            return None;
+        }
+        state.flying_count += 1;
+        let made = self.make_small(state);
+        let flying = made.as_ref().is_some_and(Reader::has_ring);
+        if !flying {
+            let mut state = lock(&self.state);
+            state.flying_count -= 1;
+            state.flying_count_max = 0;
+            drop(state);
+            made.into_iter().for_each(|reader| self.take_back(reader));
+            return None;
+        }
+        made
+    }
+
+    /// Makes a small reader, for which there is room; `None` where that fails, and then no more are
+    /// made.
+    fn make_small(&self, mut state: MutexGuard<'_, State>) -> Option<Reader> {
+        let number = state.io.len();
+        state.io.push(ReaderIo::default());
+        drop(state);
+        let made = self.small.make(number);
+        if let Err(error) = &made {
+            let mut state = lock(&self.state);
+            state.small_count_max = 0;
+            state.failed_count += 1;
+            state.error = Some(error.to_string());
+        }
+        made.ok()
+    }
+
+    /// Takes back a flying reader, whose pages may still be on their way.
+    pub(crate) fn take_back_flying(&self, mut reader: Reader) {
+        let (io, has_landed) = (io_of(&reader), reader.has_landed());
+        let mut state = lock(&self.state);
+        state.note(&reader, io);
+        if has_landed { &mut state.idle_flying } else { &mut state.landing }.push(reader);
+        let count = state.idle_flying.len() + state.landing.len();
+        assert!(count <= state.flying_count, "a flying reader comes back once");
+    }
+
+    /// Takes back a reader of [`take_for`](Self::take_for).
+    fn take_back(&self, reader: Reader) {
+        let io = io_of(&reader);
+        let mut state = lock(&self.state);
+        state.note(&reader, io);
+        let is_full = reader.number < state.full_count;
+        if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
+        assert!(state.idle.len() <= state.full_count, "a reader comes back once");
+        let small_count = state.io.len() - state.full_count;
+        assert!(state.idle_small.len() <= small_count, "a small reader comes back once");
+        let is_awaited = state.waiting_count > 0;
+        drop(state);
+        // Who waits may be able to use only one kind. Waking nobody costs a system call.
+        if is_awaited {
+            self.is_back.notify_all();
+        }
+    }
+
     /// Lets readers that nobody uses read the pages of `layers` and of no other.
     pub(crate) fn attach_idle(&self, layers: &Layers) {
         let mut state = lock(&self.state);
-        let State { idle, idle_small, .. } = &mut *state;
-        idle.iter_mut().chain(idle_small).for_each(|reader| reader.attach(layers));
+        let State { idle, idle_small, idle_flying, .. } = &mut *state;
+        let all = idle.iter_mut().chain(idle_small).chain(idle_flying);
+        all.for_each(|reader| reader.attach(layers));
     }
 
     pub(crate) fn stats(&self) -> ReadersStats {
@@ -175,6 +267,20 @@ impl Readers {
 }
 
 impl State {
+    /// Tells whether one more small reader may be made.
+    fn has_room(&self) -> bool {
+        self.io.len() - self.full_count < self.small_count_max
+    }
+
+    /// Notes what a reader did that comes back.
+    fn note(&mut self, reader: &Reader, io: ReaderIo) {
+        let count = self.io.len();
+        let Some(known) = self.io.get_mut(reader.number) else {
+            panic!("reader {} of {count}", reader.number);
+        };
+        *known = io;
+    }
+
     fn take_free(&mut self, is_small: bool) -> Option<Reader> {
         let free = if is_small { self.idle_small.pop() } else { None };
         free.or_else(|| self.idle.pop())
@@ -203,27 +309,9 @@ impl ReaderGuard<'_> {
 }
 
 impl Drop for ReaderGuard<'_> {
-    #[expect(
-        clippy::indexing_slicing,
-        reason = "every reader that is lent has a number of its own"
-    )]
     fn drop(&mut self) {
         let Some(reader) = self.reader.take() else { return };
-        let io = io_of(&reader);
-        let mut state = lock(&self.readers.state);
-        assert!(reader.number < state.io.len(), "reader {} of {}", reader.number, state.io.len());
-        state.io[reader.number] = io;
-        let is_full = reader.number < state.full_count;
-        if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
-        assert!(state.idle.len() <= state.full_count, "a reader comes back once");
-        let small_count = state.io.len() - state.full_count;
-        assert!(state.idle_small.len() <= small_count, "a small reader comes back once");
-        let is_awaited = state.waiting_count > 0;
-        drop(state);
-        // Who waits may be able to use only one kind. Waking nobody costs a system call.
-        if is_awaited {
-            self.readers.is_back.notify_all();
-        }
+        self.readers.take_back(reader);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::manifest::Manifest;
 use crate::open::{Opened, Room};
 use crate::page::PageShape;
 use crate::places::Places;
-use crate::reader::{PageTable, Source};
+use crate::reader::{PageTable, Reader, Source};
 use crate::readers::{ReaderGuard, Readers};
 use crate::record::{RecordStats, Recorder};
 use crate::refresh::{RefreshStats, Refresher};
@@ -584,6 +584,16 @@ impl Snapshot {
     /// Takes a reader that is free now for a call of `index_count` indices.
     pub(crate) fn try_take_reader_for(&self, index_count: usize) -> Option<ReaderGuard<'_>> {
         self.readers.try_take_for(index_count)
+    }
+
+    /// Takes a flying reader that is free now for a call of `index_count` indices.
+    pub(crate) fn try_take_flying(&self, index_count: usize) -> Option<Reader> {
+        self.readers.try_take_flying(index_count)
+    }
+
+    /// Takes a flying reader back.
+    pub(crate) fn take_back_flying(&self, reader: Reader) {
+        self.readers.take_back_flying(reader);
     }
 
     /// Takes a reader for a call of `index_count` indices.

@@ -15,7 +15,7 @@ use tierbed_io::Folder;
 use tierbed_kernels::FeatureLayout;
 
 use crate::layers::{Layers, LayersLease};
-use crate::lookup::LookupStats;
+use crate::lookup::{Begun, LookupStats};
 use crate::manifest::Manifest;
 use crate::published_ids::PublishedIds;
 use crate::snapshot::Snapshot;
@@ -205,5 +205,27 @@ impl View<'_> {
         out: &mut [f32],
     ) -> Result<Option<LookupStats>> {
         self.snapshot.lookup_resident_in(&self.layers, plan, bags, out)
+    }
+
+    /// Begins a lookup without waiting: rows in memory are found, and pages of the others are on
+    /// their way when this returns. Small lookups of a [`shared_view`](Snapshot::shared_view) fly
+    /// where the I/O engine has a ring; others are answered or left, as by
+    /// [`lookup_resident`](Self::lookup_resident). The view need not be held while pages fly.
+    ///
+    /// # Errors
+    /// As [`Snapshot::lookup`], where no page is waited for.
+    pub fn begin_lookup(
+        &self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) -> Result<Begun> {
+        match &self.snapshot {
+            Of::Shared(snapshot) => snapshot.begin_lookup(&self.layers, plan, bags, out),
+            Of::Lent(_) => {
+                let found = self.lookup_resident(plan, bags, out)?;
+                Ok(found.map_or(Begun::Left, Begun::Done))
+            }
+        }
     }
 }

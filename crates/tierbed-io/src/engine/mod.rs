@@ -21,6 +21,7 @@ pub mod pread;
 pub mod uring;
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -121,6 +122,12 @@ pub trait IoEngine: Send {
     ///
     /// As [`wait`](Self::wait).
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()>;
+
+    /// Returns what becomes readable when a transfer comes back, for callers that wait for other
+    /// things, too; they [`poll`](Self::poll) then. `None`: only [`wait`](Self::wait) tells.
+    fn ring(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Returns the number of transfers queued, flying, or finished but not yet handed out.
     fn in_flight_count(&self) -> usize;

@@ -10,6 +10,7 @@
 //! and dropping the engine first waits for every flight. Entries carry the buffer's number, and
 //! a buffer has at most one flight, so the ring can never be too small.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::{opcode, types, IoUring, Probe};
@@ -214,7 +215,6 @@ impl UringEngine {
 }
 
 fn raw_fd(device: &dyn Device) -> Option<i32> {
-    use std::os::fd::AsRawFd;
     device.fd().map(|fd| fd.as_raw_fd())
 }
 
@@ -353,13 +353,19 @@ impl IoEngine for UringEngine {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()> {
         self.reap();
-        // A transfer that moved part of its bytes is queued again; it is handed over next time.
-        if !self.ring.submission().is_empty() {
+        // A transfer that moved part of its bytes is queued again. Nobody would wake a caller who
+        // waits for the ring if it stayed there.
+        while !self.ring.submission().is_empty() {
             self.enter(0)?;
             self.reap();
         }
         done.append(&mut self.ready);
         Ok(())
+    }
+
+    fn ring(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the ring owns its descriptor, and is borrowed as long as what is returned.
+        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
     }
 
     fn in_flight_count(&self) -> usize {

@@ -198,8 +198,8 @@ pub(crate) struct Asked<P, F> {
     pub(crate) work: fn(Waits<P>) -> Work,
 }
 
-/// Answers: at once where that needs no wait. Else waits, where that is allowed, until the
-/// executor's threads have done the work; the place is given back when it ends, even if the client
+/// Answers: at once where that needs no wait, or none but for pages. Else waits, where that is
+/// allowed, until the executor's threads have done the work; the place is given back when it ends, even if the client
 /// has left. `held` is the memory of the body.
 ///
 /// # Errors
@@ -218,6 +218,12 @@ where
     let stage = if inline::may_try(&service.limits, &ask) {
         match inline::answer(service, &ask, room.request_count, held, &prepare) {
             Tried::Left(stage) => stage,
+            Tried::Flies(flight) => {
+                service.metrics.waited(ask.route, 0);
+                let made = flight.answer(ask.steps).await;
+                service.metrics.flown.inc_by(u64::from(made.is_ok()));
+                return made;
+            }
             Tried::Answered(made) => {
                 service.metrics.waited(ask.route, 0);
                 service.metrics.inline.inc_by(u64::from(made.is_ok()));

@@ -4,6 +4,7 @@
     reason = "entries are those that were wanted when a page was submitted"
 )]
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tierbed_core::env::{Clock, SystemClock};
@@ -57,6 +58,17 @@ impl Flight {
         assert!(self.turn <= TURN_MASK, "scratch {} of two", self.turn);
         ((self.first as u64) << 1) | self.turn
     }
+}
+
+/// When pages are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Landing {
+    /// When more are handed over: the device has enough to do.
+    HandOver,
+    /// When the ring tells that some have come.
+    Ready,
+    /// When there is nothing else to do: one is waited for.
+    Wait,
 }
 
 /// The pages of a call on their way.
@@ -153,7 +165,7 @@ impl Flights {
     /// Hands queued pages to the kernel.
     pub(super) fn hand_over_all(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>) {
         if self.queued_count > 0 {
-            self.land(wanting, source, false);
+            self.land(wanting, source, Landing::HandOver);
         }
     }
 
@@ -203,7 +215,7 @@ impl Flights {
             }
             match if self.is_full() { None } else { self.engine.acquire() } {
                 Some(buf) => break buf,
-                None => self.land(wanting, source, true),
+                None => self.land(wanting, source, Landing::Wait),
             }
         };
         let PagePlace { layer, page_id } = wanting.scratch.wanted[first].place();
@@ -232,7 +244,7 @@ impl Flights {
         let is_idle = self.queued_count == self.engine.in_flight_count();
         let goes_at_once = is_idle && row_count > FEW_ROWS;
         if self.queued_count > 0 && (goes_at_once || self.queued_count >= HAND_OVER_PAGES) {
-            self.land(wanting, source, false);
+            self.land(wanting, source, Landing::HandOver);
         }
     }
 
@@ -248,10 +260,52 @@ impl Flights {
             if self.failed.is_some() || self.part_mut().flying_count == 0 {
                 break;
             }
-            self.land(wanting, source, true);
+            self.land(wanting, source, Landing::Wait);
         }
         let counts = self.part_mut().counts;
         self.failed.take().map_or(Ok(counts), Err)
+    }
+
+    /// Returns how many pages may be asked for without waiting for one.
+    pub(super) fn room(&self) -> usize {
+        let in_flight = self.engine.in_flight_count();
+        if self.is_stuck {
+            return 0;
+        }
+        (self.depth.limit() as usize).saturating_sub(in_flight)
+    }
+
+    /// Takes the rows out of the pages that have come, without waiting; returns whether those of
+    /// the scratch that deals now have all come, or one has failed.
+    pub(super) fn land_ready(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>) -> bool {
+        loop {
+            self.land(wanting, source, Landing::Ready);
+            // Their places are free: the pages that they stand for have come.
+            let retries = std::mem::take(&mut self.part_mut().retries);
+            if retries.is_empty() || self.failed.is_some() {
+                break;
+            }
+            retries.into_iter().for_each(|first| self.submit(wanting, first, source));
+        }
+        self.failed.is_some() || self.part_mut().flying_count == 0
+    }
+
+    /// Lets go of the pages that have come for a caller who left; `false` while others fly.
+    pub(super) fn has_landed(&mut self) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        self.is_stuck |= self.engine.poll(&mut done).is_err();
+        done.drain(..).for_each(|completion| self.engine.release(completion.buf));
+        self.done = done;
+        let has_landed = self.engine.in_flight_count() == 0;
+        if has_landed {
+            self.land_all();
+        }
+        has_landed
+    }
+
+    /// Returns what becomes readable when a page comes.
+    pub(super) fn ring(&self) -> Option<BorrowedFd<'_>> {
+        self.engine.ring()
     }
 
     pub(super) fn land_all(&mut self) {
@@ -264,13 +318,15 @@ impl Flights {
         self.parts = Default::default();
     }
 
-    /// Takes the rows out of the pages that have come; waits for one if told so.
-    fn land(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>, is_waiting: bool) {
+    /// Hands queued pages over, and takes the rows out of the pages that have come.
+    fn land(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>, landing: Landing) {
         self.queued_count = 0;
-        let is_busy = !is_waiting || self.is_full();
+        let is_busy = landing == Landing::HandOver || self.is_full();
         let mut done = std::mem::take(&mut self.done);
-        let landed =
-            if is_waiting { self.engine.wait(&mut done) } else { self.engine.poll(&mut done) };
+        let landed = match landing {
+            Landing::Wait => self.engine.wait(&mut done),
+            Landing::HandOver | Landing::Ready => self.engine.poll(&mut done),
+        };
         if let Err(error) = landed {
             self.failed.get_or_insert(error);
         }

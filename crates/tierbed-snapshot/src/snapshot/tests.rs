@@ -19,6 +19,7 @@ mod beside;
 mod coded;
 mod cut;
 mod failing;
+mod flying;
 mod neighbours;
 mod overlays;
 mod parts;

@@ -316,6 +316,11 @@ impl TierStack {
         self.membership.is_none() && self.neighbours.is_none()
     }
 
+    /// Whether every miss is read: nothing stands for a row.
+    pub(crate) fn reads_misses(&self) -> bool {
+        self.misses == MissMode::Read
+    }
+
     /// Whether a policy is group-aware: it needs the rows of each sample together.
     pub(crate) fn knows_groups(&self) -> bool {
         self.tiers.iter().any(|tier| tier.knows_groups)

@@ -7,7 +7,7 @@ use super::*;
 use crate::{LookupStats, PlacedTables, SelectOptions};
 
 /// Rows 0..15 on page 0, 15..30 on page 1; page 2 repeats the first ten. Row `r` is full of `r`.
-fn publish_three_pages(folder: &Arc<dyn Folder>) {
+pub(super) fn publish_three_pages(folder: &Arc<dyn Folder>) {
     let first: Vec<u32> = (0..15).collect();
     let second: Vec<u32> = (15..30).collect();
     let index = PageIndex::new(30, [&first[..], &second, &first[..10]]).unwrap();

@@ -41,7 +41,7 @@ pub(super) fn place(
     PageIndex::new(item_count, pages.iter().map(Vec::as_slice)).unwrap()
 }
 
-fn placements(seed: u64, ratio: f64) -> Vec<PlacedTables> {
+pub(super) fn placements(seed: u64, ratio: f64) -> Vec<PlacedTables> {
     let mut rng = SplitMix64::new(seed);
     let tables = |ids: &[u32]| ids.iter().map(|&id| TableId(id)).collect();
     vec![
@@ -50,7 +50,7 @@ fn placements(seed: u64, ratio: f64) -> Vec<PlacedTables> {
     ]
 }
 
-fn publish_placed(
+pub(super) fn publish_placed(
     folder: &Arc<dyn Folder>,
     placed: Vec<PlacedTables>,
     rows: &[(RowKey, Vec<f32>)],

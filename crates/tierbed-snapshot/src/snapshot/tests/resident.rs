@@ -52,22 +52,21 @@ impl Twins {
             let plan = FeatureLayout::new(schema, &batch.features).unwrap();
             self.ask(&plan, &batch.bags(round % 3 == 0));
         }
-        self.compare();
+        compare(&self.waiting, &self.resident);
     }
+}
 
-    /// Policies were told the same: the same rows are there, and left.
-    fn compare(&self) {
-        let [expected, found] = [&self.waiting, &self.resident].map(Snapshot::stats);
-        assert_eq!(found.tiers, expected.tiers);
-        assert_eq!((found.lookup_count, found.lookups), (expected.lookup_count, expected.lookups));
-        let mut visits = tierbed_cache::Visits::default();
-        for (table, id) in self.waiting.view().schema().tables().iter().zip(0..) {
-            for row in 0..table.row_count {
-                let key = RowKey::new(TableId(id), RowId(row));
-                let held =
-                    [&self.waiting, &self.resident].map(|of| of.tiers().holds(key, &mut visits));
-                assert_eq!(held[0], held[1], "{key:?}");
-            }
+/// Policies were told the same: the same rows are there, and left.
+pub(super) fn compare(one: &Snapshot, other: &Snapshot) {
+    let [expected, found] = [one, other].map(Snapshot::stats);
+    assert_eq!(found.tiers, expected.tiers);
+    assert_eq!((found.lookup_count, found.lookups), (expected.lookup_count, expected.lookups));
+    let mut visits = tierbed_cache::Visits::default();
+    for (table, id) in one.view().schema().tables().iter().zip(0..) {
+        for row in 0..table.row_count {
+            let key = RowKey::new(TableId(id), RowId(row));
+            let held = [one, other].map(|of| of.tiers().holds(key, &mut visits));
+            assert_eq!(held[0], held[1], "{key:?}");
         }
     }
 }
@@ -75,7 +74,7 @@ impl Twins {
 impl Batch {
     /// A few samples that ask for few rows, most of them asked for often; in a third of all, one
     /// feature is not pooled.
-    fn few(schema: &Schema, rng: &mut SplitMix64) -> Self {
+    pub(super) fn few(schema: &Schema, rng: &mut SplitMix64) -> Self {
         let (mut indices, mut offsets, mut features) = (Vec::new(), vec![0], Vec::new());
         let samples = 1 + rng.below(3);
         let is_pooled = rng.below(3) > 0;
@@ -98,7 +97,7 @@ impl Batch {
     }
 }
 
-fn small_cache(tiers: TierStackOptions) -> SnapshotOptions {
+pub(super) fn small_cache(tiers: TierStackOptions) -> SnapshotOptions {
     SnapshotOptions { tiers, cache_bytes_max: Some(400 << 10), ..options(8 << 20) }
 }
 

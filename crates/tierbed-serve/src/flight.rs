@@ -1,0 +1,89 @@
+//! Requests whose pages are read while the thread that received them answers others.
+//!
+//! ```text
+//! pages asked for ─▶ the runtime watches the ring ─▶ it has something ─▶ all here? ─▶ answer
+//!                            ▲                                            │ no
+//!                            └────────────────────────────────────────────┘
+//! ```
+//!
+//! No thread is woken to read and none to answer. A request whose client leaves, or whose time is
+//! over, is dropped: its pages come for nobody.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use tierbed_snapshot::Flying;
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+
+use crate::answer::Refusal;
+use crate::batch::guarded;
+use crate::generation::Serving;
+use crate::inline::Times;
+use crate::job::{Checked, Made};
+use crate::spans::Steps;
+
+/// A request whose pages are on their way.
+pub(crate) struct Flight<'a, P> {
+    pub(crate) serving: Serving<'a>,
+    pub(crate) times: Times,
+    pub(crate) prepared: P,
+    pub(crate) flying: Flying,
+}
+
+/// The ring of a reader, as the runtime of one server watches it.
+struct Ring {
+    /// Number of the server.
+    server: u64,
+    watched: AsyncFd<OwnedFd>,
+}
+
+impl Ring {
+    /// Watches a ring, by a descriptor of its own.
+    fn new(server: u64, ring: BorrowedFd<'_>) -> io::Result<Self> {
+        let ring = ring.try_clone_to_owned()?;
+        // SAFETY: the descriptor is owned, and neither closed nor replaced while it is watched.
+        let watched = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE)? };
+        Ok(Self { server, watched })
+    }
+
+    /// Waits until the ring has something that was not there before.
+    async fn has_more(&self) -> io::Result<()> {
+        self.watched.readable().await?.clear_ready();
+        Ok(())
+    }
+}
+
+impl<P: Checked> Flight<'_, P> {
+    /// Waits for the pages, and answers.
+    ///
+    /// # Errors
+    /// Those of the lookup, and of what is made of its rows.
+    pub(crate) async fn answer(mut self, steps: &Steps) -> Result<Made, Refusal> {
+        while !self.land()? {
+            if let Err(cause) = self.has_more().await {
+                // The runtime cannot watch the ring, or ends: this thread waits for the pages.
+                self.serving.faults.note("ring", &cause.to_string());
+                break;
+            }
+        }
+        let Self { serving, times, mut prepared, flying } = self;
+        let answered = guarded(&serving, || {
+            let stats = prepared.finish(flying)?;
+            prepared.found(&stats, &serving, steps)
+        })?;
+        Ok(times.made(&serving, steps, answered))
+    }
+
+    fn land(&mut self) -> Result<bool, Refusal> {
+        let Self { serving, flying, .. } = self;
+        guarded(serving, || Ok(flying.land()))
+    }
+
+    async fn has_more(&mut self) -> io::Result<()> {
+        let server = self.serving.number;
+        let is_ours = |ring: &Ring| ring.server == server;
+        let ring = self.flying.notifier(is_ours, |ring| Ring::new(server, ring))?;
+        ring.has_more().await
+    }
+}
