@@ -23,6 +23,7 @@ mod admin;
 mod admission;
 mod batches;
 mod deltas;
+mod flight;
 mod follow;
 mod grpc;
 mod hosted;
@@ -64,6 +65,13 @@ fn snapshot_in(folder: &Arc<dyn Folder>, serving: Option<&str>) -> Arc<Snapshot>
     let engine = EngineOptions { choice: EngineChoice::Inline, ..EngineOptions::default() };
     let options = SnapshotOptions { dram_budget_bytes: 2 << 20, engine, ..Default::default() };
     Arc::new(Snapshot::open(Arc::clone(folder), &options).unwrap())
+}
+
+/// Returns a number of a server's metrics.
+fn metric(server: &Server, name: &str) -> u64 {
+    let metrics = get(server, "/metrics").text();
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
 }
 
 fn snapshot() -> Arc<Snapshot> {

@@ -18,17 +18,15 @@ const SAFETENSORS: &str = "application/x-safetensors";
 const OCTETS: &str = "application/octet-stream";
 pub(super) const INFER: &str = "/v2/models/tierbed.rows/infer";
 
-fn with_grpc(limit: impl FnOnce(&mut Limits)) -> ServeOptions {
+pub(super) fn with_grpc(limit: impl FnOnce(&mut Limits)) -> ServeOptions {
     ServeOptions { grpc_address: Some("127.0.0.1:0".into()), ..limited(limit) }
 }
 
 fn inline_count(server: &Server) -> u64 {
-    let metrics = get(server, "/metrics").text();
-    let line = metrics.lines().find_map(|line| line.strip_prefix("tierbed_inline_requests_total "));
-    line.unwrap().parse().unwrap()
+    metric(server, "tierbed_inline_requests_total")
 }
 
-fn row_body(ids: &[i64]) -> Vec<u8> {
+pub(super) fn row_body(ids: &[i64]) -> Vec<u8> {
     let offsets: Vec<usize> = (0..=ids.len()).collect();
     json!({"features": {"user": {"values": ids, "offsets": offsets}}}).to_string().into_bytes()
 }

@@ -1,0 +1,138 @@
+//! Requests whose pages are read while their thread answers others: as in the queue.
+
+use super::inline::{requests, row_body};
+use super::*;
+
+/// A snapshot on a disk, whose cache has room for no row.
+struct OnDisk {
+    temporary: tempfile::TempDir,
+    snapshot: Arc<Snapshot>,
+}
+
+impl OnDisk {
+    fn open() -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = FsFolder::create(temporary.path().join("s")).unwrap();
+        let folder: Arc<dyn Folder> = Arc::new(folder);
+        drop(snapshot_in(&folder, None));
+        let options = SnapshotOptions {
+            dram_budget_bytes: 64 << 20,
+            cache_bytes_max: Some(0),
+            ..SnapshotOptions::default()
+        };
+        let snapshot = Arc::new(Snapshot::open(folder, &options).unwrap());
+        Self { temporary, snapshot }
+    }
+
+    fn serve(&self, options: &ServeOptions) -> Server {
+        Server::start(options, Arc::clone(&self.snapshot), None).unwrap()
+    }
+}
+
+/// Whether the kernel lets this process have a ring; says so where it does not.
+fn has_ring() -> bool {
+    let engine = EngineOptions { choice: EngineChoice::Uring, ..EngineOptions::default() };
+    let opened = tierbed_io::open_engine(&engine).map(drop);
+    opened.inspect_err(|error| eprintln!("requests do not fly: {error}")).is_ok()
+}
+
+fn flown(server: &Server) -> u64 {
+    metric(server, "tierbed_async_requests_total")
+}
+
+#[test]
+fn what_flies_is_what_the_queue_answers() {
+    let on_disk = OnDisk::open();
+    let queue = on_disk.serve(&limited(|limits| limits.inline_indices_max = 0));
+    // Two servers watch the rings of one snapshot, one after the other.
+    let flying = [on_disk.serve(&options()), on_disk.serve(&options())];
+    for (path, content_type, lines, body) in requests() {
+        let lines = format!("Content-Type: {content_type}\r\n{lines}");
+        let ask = |server: &Server| {
+            let answer = ask_with(server, &format!("POST {path}"), &lines, &body);
+            let head = answer.head.lines().filter(|line| !line.starts_with("date:"));
+            (answer.status, head.map(str::to_owned).collect::<Vec<_>>(), answer.body.clone())
+        };
+        let expected = ask(&queue);
+        assert_eq!(expected.0, 200, "{path}: {}", String::from_utf8_lossy(&expected.2));
+        for server in [&flying[0], &flying[1], &flying[0]] {
+            assert_eq!(ask(server), expected, "{path} {content_type}");
+        }
+    }
+    assert_eq!(flown(&queue), 0);
+    let count = requests().len() as u64;
+    for (server, count) in flying.iter().zip([2 * count, count]) {
+        let all = flown(server) + metric(server, "tierbed_inline_requests_total");
+        assert_eq!(all, if has_ring() { count } else { 0 }, "none goes through the queue");
+        assert!(flown(server) > 0 || !has_ring());
+        let waited = r#"tierbed_queue_seconds_count{route="/v1/lookup"}"#;
+        assert!(metric(server, waited) > 0);
+    }
+    drop(flying);
+    let third = on_disk.serve(&options());
+    assert_eq!(ask(&third, "POST", "/v1/lookup", "application/json", &row_body(&[7])).status, 200);
+}
+
+#[test]
+fn clients_who_leave_and_those_who_come_together_change_no_answer() {
+    let on_disk = OnDisk::open();
+    let server = on_disk.serve(&options());
+    let expected = |id: i64| {
+        let body = row_body(&[id]);
+        ask(&server, "POST", "/v1/lookup", "application/json", &body).json()
+    };
+    let expected: Vec<_> = (0..20).map(|at| expected(at * 20)).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (server, expected) = (&server, &expected);
+            scope.spawn(move || {
+                for at in 0..50 {
+                    let which = (thread + at) % 20;
+                    let body = row_body(&[which as i64 * 20]);
+                    if at % 3 == 0 {
+                        leave(server.address(), &body);
+                        continue;
+                    }
+                    let answer = ask(server, "POST", "/v1/lookup", "application/json", &body);
+                    assert_eq!((answer.status, &answer.json()), (200, &expected[which]));
+                }
+            });
+        }
+    });
+    // What clients left behind ends by itself.
+    let start = std::time::Instant::now();
+    while metric(&server, "tierbed_requests_in_flight") > 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "a request of a client who left stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(flown(&server) > 0 || !has_ring());
+}
+
+/// Sends a request, and closes the connection.
+fn leave(address: SocketAddr, body: &[u8]) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!(
+        "POST /v1/lookup HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+}
+
+#[test]
+fn a_page_that_fails_is_the_answer_of_its_own_request() {
+    let on_disk = OnDisk::open();
+    let path = on_disk.temporary.path().join("s/rows.pages");
+    let mut pages = std::fs::read(&path).unwrap();
+    // The first page of the table that is asked for.
+    pages[4096 + 100] ^= 1;
+    std::fs::write(&path, pages).unwrap();
+    let server = on_disk.serve(&options());
+    let statuses: Vec<_> = (0..300)
+        .step_by(10)
+        .map(|id| ask(&server, "POST", "/v1/lookup", "application/json", &row_body(&[id])).status)
+        .collect();
+    assert!(statuses.contains(&500) && statuses.contains(&200), "{statuses:?}");
+    assert_eq!(metric(&server, "tierbed_requests_in_flight"), 0);
+}
