@@ -17,7 +17,7 @@ use crate::forward_index::{ForwardIndex, IndexShape};
 use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME, PLACES_NAME, TAILS_NAME};
 use crate::places::{places_blocks, Places, PlacesMemory};
 use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
-use crate::readers::{Readers, SmallReaders};
+use crate::readers::{Maker, Readers};
 use crate::refresh::{RefreshOptions, Refresher};
 use crate::scratch::{Scratch, ScratchShape};
 use crate::snapshot::{full_reader_count, Backend, Snapshot, SnapshotOptions};
@@ -327,15 +327,11 @@ impl<'a> ReaderMaker<'a> {
         for number in 1..full_count {
             full.push(self.make(number, pages, self.overlaps)?);
         }
-        let mut small = SmallReaders {
-            engine: self.engine.clone(),
-            pages: Arc::clone(pages),
-            scratch: self.scratch,
-            count_max: count.saturating_sub(full_count),
-        };
+        let small_count_max = count.saturating_sub(full_count);
+        let mut maker = Maker::new(&self.engine, pages, self.scratch, small_count_max);
         let full_bytes: u64 = full.iter().map(Reader::memory_bytes).sum();
-        let bytes = full_bytes + small.fit(left_bytes.saturating_sub(full_bytes))?;
-        Ok((Readers::new(full, small), bytes))
+        let bytes = full_bytes + maker.fit(left_bytes.saturating_sub(full_bytes))?;
+        Ok((Readers::new(full, maker), bytes))
     }
 
     fn make(&self, number: usize, pages: &Arc<dyn Device>, overlaps: bool) -> Result<Reader> {

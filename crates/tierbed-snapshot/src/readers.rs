@@ -5,9 +5,9 @@
 //! small one is made when a small call finds none free. The memory of all of them is set aside on
 //! opening; what is never made is never touched.
 //!
-//! Half of the small ones may be *flying*: their calls wait for pages and for other things at once
-//! ([`Flying`](crate::Flying)). Where a caller leaves before its pages have come, the reader is
-//! free again once they have.
+//! *Flying* readers are smaller still, and made in the same way. Their calls wait for pages and for
+//! other things at once ([`Flying`](crate::Flying)). Where a caller leaves before its pages have
+//! come, the reader is free again once they have.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -19,56 +19,84 @@ use crate::layers::Layers;
 use crate::reader::Reader;
 use crate::scratch::{Scratch, ScratchShape};
 
-/// Scratch of a small reader: 512 rows of 64 elements.
-const SMALL_SCRATCH_BYTES: u64 = 256 << 10;
-/// Pages that a small reader lets fly at once.
-const SMALL_QUEUE_DEPTH: u32 = 32;
-/// Most flying readers: with more calls at once, it is better to read for many together.
-const FLYING_MAX: usize = 32;
-/// Share of what a budget leaves for readers and cache that small readers take at most.
+/// Share of what a budget leaves for readers and cache that small readers take at most, and flying
+/// ones again.
 const SMALL_SHARE: u64 = 16;
 
-/// How small readers are made.
-pub(crate) struct SmallReaders {
-    pub(crate) engine: EngineOptions,
-    pub(crate) pages: Arc<dyn Device>,
-    pub(crate) scratch: ScratchShape,
-    /// Most of them.
-    pub(crate) count_max: usize,
+/// Readers of one kind, made when calls need them.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    scratch_bytes: u64,
+    /// Pages that fly at once.
+    queue_depth: u32,
 }
 
-impl SmallReaders {
-    /// Lowers the number of small readers to what `left_bytes` allow; returns the bytes of all.
+/// The scratch has 512 rows of 64 elements.
+const SMALL: Kind = Kind { scratch_bytes: 256 << 10, queue_depth: 32 };
+/// A sample of a ranking model: 256 rows of 32 elements, few of them in no tier.
+const FLYING: Kind = Kind { scratch_bytes: 64 << 10, queue_depth: 16 };
+/// Most flying readers: with more calls at once, it is better to read for many together.
+const FLYING_MAX: usize = 32;
+
+/// How readers are made when calls need them.
+pub(crate) struct Maker {
+    engine: EngineOptions,
+    pages: Arc<dyn Device>,
+    scratch: ScratchShape,
+    small_count_max: usize,
+    flying_count_max: usize,
+}
+
+impl Maker {
+    /// Makes at most `small_count_max` small readers. Only a ring lets a call wait for other things,
+    /// too: pages of a map or in memory are read without one.
+    pub(crate) fn new(
+        engine: &EngineOptions,
+        pages: &Arc<dyn Device>,
+        scratch: ScratchShape,
+        small_count_max: usize,
+    ) -> Self {
+        let flying_count_max = match engine.choice {
+            EngineChoice::Auto | EngineChoice::Uring if small_count_max > 0 => FLYING_MAX,
+            _ => 0,
+        };
+        let (engine, pages) = (engine.clone(), Arc::clone(pages));
+        Self { engine, pages, scratch, small_count_max, flying_count_max }
+    }
+
+    /// Lowers the numbers of readers to what `left_bytes` allow; returns the bytes of all.
     ///
     /// # Errors
     /// As opening an I/O engine.
     pub(crate) fn fit(&mut self, left_bytes: u64) -> Result<u64> {
-        self.engine.queue_depth = self.engine.queue_depth.min(SMALL_QUEUE_DEPTH);
-        if self.count_max == 0 {
-            return Ok(0);
+        let (small_count, small_bytes) = self.fitting(SMALL, self.small_count_max, left_bytes)?;
+        let (flying_count, flying_bytes) =
+            self.fitting(FLYING, self.flying_count_max, left_bytes)?;
+        (self.small_count_max, self.flying_count_max) = (small_count, flying_count);
+        Ok(small_bytes + flying_bytes)
+    }
+
+    /// Returns how many readers of a kind there may be, and their bytes.
+    fn fitting(&self, kind: Kind, count_max: usize, left_bytes: u64) -> Result<(usize, u64)> {
+        if count_max == 0 {
+            return Ok((0, 0));
         }
-        let one_bytes = self.make(0)?.memory_bytes().max(1);
+        let one_bytes = self.make(kind, 0)?.memory_bytes().max(1);
         let fitting = usize::try_from(left_bytes / SMALL_SHARE / one_bytes).unwrap_or(usize::MAX);
-        self.count_max = self.count_max.min(fitting);
-        Ok(self.count_max as u64 * one_bytes)
+        let count = count_max.min(fitting);
+        Ok((count, count as u64 * one_bytes))
     }
 
-    fn flying_count_max(&self) -> usize {
-        match self.engine.choice {
-            EngineChoice::Auto | EngineChoice::Uring => self.count_max.div_ceil(2).min(FLYING_MAX),
-            // These have no ring. Pages of a map or in memory are read so, too.
-            EngineChoice::Pread | EngineChoice::Inline => 0,
-        }
+    fn make(&self, kind: Kind, number: usize) -> Result<Reader> {
+        let scratch = Scratch::new(kind.scratch_bytes, self.scratch);
+        let queue_depth = self.engine.queue_depth.min(kind.queue_depth);
+        let engine = EngineOptions { queue_depth, ..self.engine.clone() };
+        Reader::new(number, &engine, &self.pages, scratch, None)
     }
 
-    fn make(&self, number: usize) -> Result<Reader> {
-        let scratch = Scratch::new(SMALL_SCRATCH_BYTES, self.scratch);
-        Reader::new(number, &self.engine, &self.pages, scratch, None)
-    }
-
-    /// Tells whether `index_count` indices are one chunk for a small reader.
-    fn fits(&self, index_count: usize) -> bool {
-        let words = SMALL_SCRATCH_BYTES as usize / 2 / size_of::<f32>();
+    /// Tells whether `index_count` indices are one chunk for a reader of a kind.
+    fn fits(&self, kind: Kind, index_count: usize) -> bool {
+        let words = kind.scratch_bytes as usize / 2 / size_of::<f32>();
         index_count.saturating_mul(self.scratch.row_words_max.max(1)) <= words
     }
 }
@@ -87,17 +115,18 @@ struct State {
     idle_flying: Vec<Reader>,
     /// Flying readers whose callers left before all pages came.
     landing: Vec<Reader>,
-    flying_count: usize,
-    flying_count_max: usize,
-    /// By number of the reader; the small ones come last.
+    /// By number of the reader; full ones come first.
     io: Vec<ReaderIo>,
     full_count: usize,
+    small_count: usize,
     small_count_max: usize,
+    flying_count: usize,
+    flying_count_max: usize,
     /// Calls that wait for a reader.
     waiting_count: usize,
-    /// Small readers that could not be made.
+    /// Readers that could not be made.
     failed_count: usize,
-    /// Why there are fewer small readers than there might be.
+    /// Why there are fewer readers than there might be.
     error: Option<String>,
 }
 
@@ -114,11 +143,11 @@ pub(crate) struct ReadersStats {
 pub(crate) struct Readers {
     state: Mutex<State>,
     is_back: Condvar,
-    small: SmallReaders,
+    maker: Maker,
 }
 
 impl Readers {
-    pub(crate) fn new(full: Vec<Reader>, small: SmallReaders) -> Self {
+    pub(crate) fn new(full: Vec<Reader>, maker: Maker) -> Self {
         let io: Vec<ReaderIo> = full.iter().map(io_of).collect();
         let state = State {
             full_count: full.len(),
@@ -126,15 +155,16 @@ impl Readers {
             idle_small: Vec::new(),
             idle_flying: Vec::new(),
             landing: Vec::new(),
-            flying_count: 0,
-            flying_count_max: small.flying_count_max(),
             io,
-            small_count_max: small.count_max,
+            small_count: 0,
+            small_count_max: maker.small_count_max,
+            flying_count: 0,
+            flying_count_max: maker.flying_count_max,
             waiting_count: 0,
             failed_count: 0,
             error: None,
         };
-        Self { state: Mutex::new(state), is_back: Condvar::new(), small }
+        Self { state: Mutex::new(state), is_back: Condvar::new(), maker }
     }
 
     /// Takes a full reader, waiting for one if all are busy.
@@ -145,18 +175,21 @@ impl Readers {
     /// Takes a reader for a call of `index_count` indices: a free one, or a new small one if the
     /// call is small; waits if all are busy.
     pub(crate) fn take_for(&self, index_count: usize) -> ReaderGuard<'_> {
-        let is_small = self.small.fits(index_count);
+        let is_small = self.maker.fits(SMALL, index_count);
         let mut state = lock(&self.state);
         loop {
             if let Some(reader) = state.take_free(is_small) {
                 return ReaderGuard { readers: self, reader: Some(reader) };
             }
-            if is_small && state.has_room() {
-                match self.make_small(state) {
+            if is_small && state.small_count < state.small_count_max {
+                state.small_count += 1;
+                match self.make(SMALL, state) {
                     Some(reader) => return ReaderGuard { readers: self, reader: Some(reader) },
                     // The call is served all the same, by a reader that comes back.
                     None => {
                         state = lock(&self.state);
+                        state.small_count -= 1;
+                        state.small_count_max = 0;
                         continue;
                     }
                 }
@@ -169,14 +202,14 @@ impl Readers {
 
     /// Takes a reader that is free now for a call of `index_count` indices; none is made.
     pub(crate) fn try_take_for(&self, index_count: usize) -> Option<ReaderGuard<'_>> {
-        let reader = lock(&self.state).take_free(self.small.fits(index_count))?;
+        let reader = lock(&self.state).take_free(self.maker.fits(SMALL, index_count))?;
         Some(ReaderGuard { readers: self, reader: Some(reader) })
     }
 
     /// Takes a flying reader for a call of `index_count` indices, without waiting; `None` where the
     /// call is too large, all are in use, or the I/O engine has no ring.
     pub(crate) fn try_take_flying(&self, index_count: usize) -> Option<Reader> {
-        if !self.small.fits(index_count) {
+        if !self.maker.fits(FLYING, index_count) {
             return None;
         }
         let mut state = lock(&self.state);
@@ -186,33 +219,30 @@ impl Readers {
         if let Some(at) = state.landing.iter_mut().position(Reader::has_landed) {
             return Some(state.landing.swap_remove(at));
         }
-        if state.flying_count == state.flying_count_max || !state.has_room() {
+        if state.flying_count >= state.flying_count_max {
             return None;
         }
         state.flying_count += 1;
-        let made = self.make_small(state);
-        let flying = made.as_ref().is_some_and(Reader::has_ring);
-        if !flying {
-            let mut state = lock(&self.state);
-            state.flying_count -= 1;
-            state.flying_count_max = 0;
-            drop(state);
-            made.into_iter().for_each(|reader| self.take_back(reader));
-            return None;
+        let made = self.make(FLYING, state);
+        if made.as_ref().is_some_and(Reader::has_ring) {
+            return made;
         }
-        made
+        // No more are made where the kernel refuses rings, or there is no memory.
+        let mut state = lock(&self.state);
+        state.flying_count -= 1;
+        state.flying_count_max = 0;
+        state.failed_count += usize::from(made.is_some());
+        None
     }
 
-    /// Makes a small reader, for which there is room; `None` where that fails, and then no more are
-    /// made.
-    fn make_small(&self, mut state: MutexGuard<'_, State>) -> Option<Reader> {
+    /// Makes a reader, for which there is room; `None` where that fails.
+    fn make(&self, kind: Kind, mut state: MutexGuard<'_, State>) -> Option<Reader> {
         let number = state.io.len();
         state.io.push(ReaderIo::default());
         drop(state);
-        let made = self.small.make(number);
+        let made = self.maker.make(kind, number);
         if let Err(error) = &made {
             let mut state = lock(&self.state);
-            state.small_count_max = 0;
             state.failed_count += 1;
             state.error = Some(error.to_string());
         }
@@ -237,8 +267,8 @@ impl Readers {
         let is_full = reader.number < state.full_count;
         if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
         assert!(state.idle.len() <= state.full_count, "a reader comes back once");
-        let small_count = state.io.len() - state.full_count;
-        assert!(state.idle_small.len() <= small_count, "a small reader comes back once");
+        let is_known = state.idle_small.len() <= state.small_count;
+        assert!(is_known, "a small reader comes back once");
         let is_awaited = state.waiting_count > 0;
         drop(state);
         // Who waits may be able to use only one kind. Waking nobody costs a system call.
@@ -267,11 +297,6 @@ impl Readers {
 }
 
 impl State {
-    /// Tells whether one more small reader may be made.
-    fn has_room(&self) -> bool {
-        self.io.len() - self.full_count < self.small_count_max
-    }
-
     /// Notes what a reader did that comes back.
     fn note(&mut self, reader: &Reader, io: ReaderIo) {
         let count = self.io.len();
