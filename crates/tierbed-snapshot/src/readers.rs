@@ -19,22 +19,21 @@ use crate::layers::Layers;
 use crate::reader::Reader;
 use crate::scratch::{Scratch, ScratchShape};
 
-/// Share of what a budget leaves for readers and cache that small readers take at most, and flying
-/// ones again.
-const SMALL_SHARE: u64 = 16;
-
 /// Readers of one kind, made when calls need them.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     scratch_bytes: u64,
     /// Pages that fly at once.
     queue_depth: u32,
+    /// Share of what a budget leaves for readers and cache that all of them take at most.
+    share: u64,
 }
 
 /// The scratch has 512 rows of 64 elements.
-const SMALL: Kind = Kind { scratch_bytes: 256 << 10, queue_depth: 32 };
-/// A sample of a ranking model: 256 rows of 32 elements, few of them in no tier.
-const FLYING: Kind = Kind { scratch_bytes: 64 << 10, queue_depth: 16 };
+const SMALL: Kind = Kind { scratch_bytes: 256 << 10, queue_depth: 32, share: 16 };
+/// For a sample of a ranking model: 128 rows of 32 elements, few of them in no tier. Where they are
+/// too few, the threads that take the rest of the requests contend with the one that lets them fly.
+const FLYING: Kind = Kind { scratch_bytes: 32 << 10, queue_depth: 16, share: 8 };
 /// Most flying readers: with more calls at once, it is better to read for many together.
 const FLYING_MAX: usize = 32;
 
@@ -82,7 +81,7 @@ impl Maker {
             return Ok((0, 0));
         }
         let one_bytes = self.make(kind, 0)?.memory_bytes().max(1);
-        let fitting = usize::try_from(left_bytes / SMALL_SHARE / one_bytes).unwrap_or(usize::MAX);
+        let fitting = usize::try_from(left_bytes / kind.share / one_bytes).unwrap_or(usize::MAX);
         let count = count_max.min(fitting);
         Ok((count, count as u64 * one_bytes))
     }
