@@ -223,6 +223,11 @@ impl Executor {
         Found { request_count: state.jobs.len() as u64, wait_us: state.wait_us(now_us) }
     }
 
+    /// Tells whether no job waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().jobs.is_empty()
+    }
+
     /// Ends what thread `at` worked on, waits for jobs and takes those that belong together;
     /// `None` once closed.
     fn take(&self, at: usize) -> Option<Vec<Job>> {

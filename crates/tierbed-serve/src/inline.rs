@@ -121,6 +121,12 @@ pub(crate) fn answer<'a, P: Checked>(
     }
 }
 
+/// Tells whether pages may be read on behalf of a thread that answers others: while requests wait in
+/// the queue, a request that overtakes them would get past what limits their number.
+fn may_fly(serving: &Serving<'_>) -> bool {
+    serving.executor.is_empty()
+}
+
 impl Checked for Prepared {
     fn may_be_quick(_: &Serving<'_>) -> bool {
         true
@@ -134,7 +140,7 @@ impl Checked for Prepared {
         // The rows of a second query may be elsewhere when those of the first have been used.
         let begun = match self.queries.as_mut_slice() {
             [query] if query.bags().indices.len() <= indices_max => {
-                query.begin(serving.source())?
+                query.begin(serving.source(), may_fly(serving))?
             }
             _ => Begun::Left,
         };
@@ -180,7 +186,7 @@ impl Checked for predict::Prepared {
             return Ok(AtOnce::Left(self));
         }
         samples.query.make_room(&[]);
-        let begun = samples.query.begin(model.source(serving.source()))?;
+        let begun = samples.query.begin(model.source(serving.source()), may_fly(serving))?;
         if matches!(begun, Begun::Left) {
             samples.query.matrix = Matrix::default();
         }

@@ -219,14 +219,23 @@ impl Query {
         look_up(source, plan, &bags, matrix.get_mut())
     }
 
-    /// Begins to look the bags up, without waiting; ids are rows. The matrix must have room.
+    /// Begins to look the bags up, without waiting; ids are rows. Pages are asked for only if the
+    /// lookup `may_fly`. The matrix must have room.
     ///
     /// # Errors
     /// Those of [`View::begin_lookup`].
-    pub(crate) fn begin(&mut self, Source { snapshot, .. }: Source<'_>) -> Result<Begun> {
+    pub(crate) fn begin(
+        &mut self,
+        Source { snapshot, .. }: Source<'_>,
+        may_fly: bool,
+    ) -> Result<Begun> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = bags_of(plan, values, offsets, weights.as_deref());
-        snapshot.begin_lookup(&plan.layout, &bags, matrix.get_mut())
+        if may_fly {
+            return snapshot.begin_lookup(&plan.layout, &bags, matrix.get_mut());
+        }
+        let found = snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())?;
+        Ok(found.map_or(Begun::Left, Begun::Done))
     }
 
     /// Ends a lookup of these bags whose pages have come.
