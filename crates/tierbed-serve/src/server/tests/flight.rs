@@ -1,7 +1,16 @@
 //! Requests whose pages are read while their thread answers others: as in the queue.
 
+use tokio::sync::oneshot;
+
 use super::inline::{requests, row_body};
 use super::*;
+use crate::admission::Priority;
+use crate::executor::Offer;
+use crate::generation::Serving;
+use crate::inline::{answer, Tried};
+use crate::job::{Done, Job, Stage, Waits, Work};
+use crate::routes::work::{Ask, LOOKUP};
+use crate::spans::Steps;
 
 /// A snapshot on a disk, whose cache has room for no row.
 struct OnDisk {
@@ -135,4 +144,42 @@ fn a_page_that_fails_is_the_answer_of_its_own_request() {
         .collect();
     assert!(statuses.contains(&500) && statuses.contains(&200), "{statuses:?}");
     assert_eq!(metric(&server, "tierbed_requests_in_flight"), 0);
+}
+
+#[test]
+fn no_request_flies_past_those_that_wait() {
+    if !has_ring() {
+        return;
+    }
+    let on_disk = OnDisk::open();
+    let stop = watch::channel(false).1;
+    let service = service(&options(), Arc::clone(&on_disk.snapshot), None, stop).unwrap();
+    let prepare = |serving: &Serving<'_>, held| {
+        let body = row_body(&[7]).into();
+        crate::lookup::prepare(serving.source(), &serving.limits, &body, held, false)
+    };
+    let (priority, steps) = (Priority::Normal, &Steps::default());
+    let ask =
+        Ask { route: LOOKUP, deadline_us: u64::MAX, priority, body_bytes: 1, pack: None, steps };
+    let flies = || {
+        let held = service.buffers.hold_nothing();
+        matches!(answer(&service, &ask, 0, held, &prepare), Tried::Flies(_))
+    };
+    assert!(service.serving().is_ok() && flies());
+    let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
+    let (told, _answer) = oneshot::channel();
+    let work = Work::Lookup(Waits::new(Stage::Received(service.buffers.hold_nothing()), prepare));
+    let job = Job {
+        route: LOOKUP,
+        queued_us: 0,
+        body_bytes: 1,
+        work,
+        steps: steps.clone(),
+        done: Done { place, answer: told },
+    };
+    let offer = Offer { deadline_us: u64::MAX, priority, request_count: 0 };
+    let ticket = service.executor.push(offer, job).unwrap();
+    assert!(!flies(), "a request waits, and no thread takes it");
+    service.executor.forget(ticket);
+    assert!(flies());
 }
