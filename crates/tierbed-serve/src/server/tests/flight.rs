@@ -14,7 +14,8 @@ use crate::spans::Steps;
 
 /// A snapshot on a disk, whose cache has room for no row.
 struct OnDisk {
-    temporary: tempfile::TempDir,
+    _temporary: tempfile::TempDir,
+    folder: Arc<dyn Folder>,
     snapshot: Arc<Snapshot>,
 }
 
@@ -29,8 +30,8 @@ impl OnDisk {
             cache_bytes_max: Some(0),
             ..SnapshotOptions::default()
         };
-        let snapshot = Arc::new(Snapshot::open(folder, &options).unwrap());
-        Self { temporary, snapshot }
+        let snapshot = Arc::new(Snapshot::open(Arc::clone(&folder), &options).unwrap());
+        Self { _temporary: temporary, folder, snapshot }
     }
 
     fn serve(&self, options: &ServeOptions) -> Server {
@@ -109,11 +110,12 @@ fn clients_who_leave_and_those_who_come_together_change_no_answer() {
         }
     });
     // What clients left behind ends by itself.
-    let start = std::time::Instant::now();
-    while metric(&server, "tierbed_requests_in_flight") > 0 {
-        assert!(start.elapsed() < Duration::from_secs(20), "a request of a client who left stays");
+    let has_ended = || metric(&server, "tierbed_requests_in_flight") == 0;
+    let ends = (0..2_000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
-    }
+        has_ended()
+    });
+    assert!(ends, "a request of a client who left stays");
     assert!(flown(&server) > 0 || !has_ring());
 }
 
@@ -132,11 +134,9 @@ fn leave(address: SocketAddr, body: &[u8]) {
 #[test]
 fn a_page_that_fails_is_the_answer_of_its_own_request() {
     let on_disk = OnDisk::open();
-    let path = on_disk.temporary.path().join("s/rows.pages");
-    let mut pages = std::fs::read(&path).unwrap();
     // The first page of the table that is asked for.
-    pages[4096 + 100] ^= 1;
-    std::fs::write(&path, pages).unwrap();
+    let pages = on_disk.folder.open("rows.pages", OpenMode::ReadWrite).unwrap();
+    pages.write_at(4096 + 100, b"x").unwrap();
     let server = on_disk.serve(&options());
     let statuses: Vec<_> = (0..300)
         .step_by(10)
@@ -163,7 +163,8 @@ fn no_request_flies_past_those_that_wait() {
         Ask { route: LOOKUP, deadline_us: u64::MAX, priority, body_bytes: 1, pack: None, steps };
     let flies = || {
         let held = service.buffers.hold_nothing();
-        matches!(answer(&service, &ask, 0, held, &prepare), Tried::Flies(_))
+        // A page may have come before anybody looked.
+        !matches!(answer(&service, &ask, 0, held, &prepare), Tried::Left(_))
     };
     assert!(service.serving().is_ok() && flies());
     let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
