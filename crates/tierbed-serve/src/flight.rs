@@ -42,8 +42,8 @@ impl Ring {
     /// Watches a ring, by a descriptor of its own.
     fn new(server: u64, ring: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = ring.try_clone_to_owned()?;
-        // SAFETY: the descriptor is owned, and neither closed nor replaced while it is watched.
-        let watched = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE)? };
+        #[expect(deprecated, reason = "for descriptors that change; an `OwnedFd` does not")]
+        let watched = AsyncFd::with_interest(ring, Interest::READABLE)?;
         Ok(Self { server, watched })
     }
 

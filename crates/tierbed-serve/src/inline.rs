@@ -1,7 +1,7 @@
 //! Small requests that no other thread need see: answered by the thread that received them.
 //!
 //! ```text
-//! body ─▶ small? ─▶ decoded, checked ─▶ rows found ─▶ all in memory? ─▶ scored ─▶ encoded ─▶ answer
+//! body ─▶ small? ─▶ decoded, checked ─▶ rows found ─▶ all in memory? ─▶ scored, encoded ─▶ answer
 //!           │ no                            │             │ no               ▲
 //!           ▼                               ▼ a wait      └─▶ pages fly ─────┘
 //!         queue ◀───────────────────────────┘ as it is prepared     others are answered meanwhile
@@ -121,8 +121,8 @@ pub(crate) fn answer<'a, P: Checked>(
     }
 }
 
-/// Tells whether pages may be read on behalf of a thread that answers others: while requests wait in
-/// the queue, a request that overtakes them would get past what limits their number.
+/// Tells whether pages may be read while the thread answers others: while requests wait in the
+/// queue, one that overtakes them would get past what limits their number.
 fn may_fly(serving: &Serving<'_>) -> bool {
     serving.executor.is_empty()
 }

@@ -47,8 +47,8 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    /// Makes at most `small_count_max` small readers. Only a ring lets a call wait for other things,
-    /// too: pages of a map or in memory are read without one.
+    /// Makes at most `small_count_max` small readers. Only a ring lets a call wait for other
+    /// things, too: pages of a map or in memory are read without one.
     pub(crate) fn new(
         engine: &EngineOptions,
         pages: &Arc<dyn Device>,
@@ -93,9 +93,9 @@ impl Maker {
         Reader::new(number, &engine, &self.pages, scratch, None)
     }
 
-    /// Tells whether `index_count` indices are one chunk for a reader of a kind.
-    fn fits(&self, kind: Kind, index_count: usize) -> bool {
-        let words = kind.scratch_bytes as usize / 2 / size_of::<f32>();
+    /// Tells whether `index_count` indices are one chunk for a small reader.
+    fn fits_small(&self, index_count: usize) -> bool {
+        let words = SMALL.scratch_bytes as usize / 2 / size_of::<f32>();
         index_count.saturating_mul(self.scratch.row_words_max.max(1)) <= words
     }
 }
@@ -174,7 +174,7 @@ impl Readers {
     /// Takes a reader for a call of `index_count` indices: a free one, or a new small one if the
     /// call is small; waits if all are busy.
     pub(crate) fn take_for(&self, index_count: usize) -> ReaderGuard<'_> {
-        let is_small = self.maker.fits(SMALL, index_count);
+        let is_small = self.maker.fits_small(index_count);
         let mut state = lock(&self.state);
         loop {
             if let Some(reader) = state.take_free(is_small) {
@@ -201,16 +201,13 @@ impl Readers {
 
     /// Takes a reader that is free now for a call of `index_count` indices; none is made.
     pub(crate) fn try_take_for(&self, index_count: usize) -> Option<ReaderGuard<'_>> {
-        let reader = lock(&self.state).take_free(self.maker.fits(SMALL, index_count))?;
+        let reader = lock(&self.state).take_free(self.maker.fits_small(index_count))?;
         Some(ReaderGuard { readers: self, reader: Some(reader) })
     }
 
-    /// Takes a flying reader for a call of `index_count` indices, without waiting; `None` where the
-    /// call is too large, all are in use, or the I/O engine has no ring.
-    pub(crate) fn try_take_flying(&self, index_count: usize) -> Option<Reader> {
-        if !self.maker.fits(FLYING, index_count) {
-            return None;
-        }
+    /// Takes a flying reader without waiting; `None` where all are in use, or the I/O engine has no
+    /// ring.
+    pub(crate) fn try_take_flying(&self) -> Option<Reader> {
         let mut state = lock(&self.state);
         if let Some(reader) = state.idle_flying.pop() {
             return Some(reader);

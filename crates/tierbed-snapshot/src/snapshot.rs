@@ -586,9 +586,9 @@ impl Snapshot {
         self.readers.try_take_for(index_count)
     }
 
-    /// Takes a flying reader that is free now for a call of `index_count` indices.
-    pub(crate) fn try_take_flying(&self, index_count: usize) -> Option<Reader> {
-        self.readers.try_take_flying(index_count)
+    /// Takes a flying reader that is free now.
+    pub(crate) fn try_take_flying(&self) -> Option<Reader> {
+        self.readers.try_take_flying()
     }
 
     /// Takes a flying reader back.

@@ -199,8 +199,8 @@ pub(crate) struct Asked<P, F> {
 }
 
 /// Answers: at once where that needs no wait, or none but for pages. Else waits, where that is
-/// allowed, until the executor's threads have done the work; the place is given back when it ends, even if the client
-/// has left. `held` is the memory of the body.
+/// allowed, until the executor's threads have done the work; the place is given back when it ends,
+/// even if the client has left. `held` is the memory of the body.
 ///
 /// # Errors
 /// 503 when there is no room, 504 when the request's time is over; those of the work.

@@ -65,7 +65,7 @@ impl Snapshot {
     ) -> Result<Begun> {
         plan.check(&layers.schema, bags, out.len())?;
         let is_plain = self.tiers().are_plain() && self.tiers().reads_misses();
-        let reader = if is_plain { self.try_take_flying(bags.indices.len()) } else { None };
+        let reader = if is_plain { self.try_take_flying() } else { None };
         let Some(reader) = reader else {
             let found = self.lookup_resident_in(layers, plan, bags, out)?;
             return Ok(found.map_or(Begun::Left, Begun::Done));

@@ -131,7 +131,7 @@ fn what_flies_is_answered_as_ever_under_every_policy() {
         let mut counts = Counts::default();
         counts.ask_often(&open(), &Arc::new(open()), 300, seed);
         if has_ring() {
-            assert!(counts.flew > 30 && counts.done > 50, "{policy:?}: {counts:?}");
+            assert!(counts.flew > 10 && counts.done > 50, "{policy:?}: {counts:?}");
         }
     }
 }
@@ -145,7 +145,7 @@ fn placed_rows_and_those_of_deltas_are_answered_as_ever() {
     let open = |folder: &Arc<dyn Folder>| Snapshot::open(Arc::clone(folder), &options).unwrap();
     let mut counts = Counts::default();
     counts.ask_often(&open(&folder), &Arc::new(open(&folder)), 300, 6);
-    assert!(counts.flew > 50 || !has_ring(), "{counts:?}");
+    assert!(counts.flew > 20 || !has_ring(), "{counts:?}");
 
     for (codec, seed) in [(Codec::F32, 1), (Codec::Int8, 2)] {
         let mut rng = SplitMix64::new(seed);
