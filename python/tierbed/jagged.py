@@ -17,6 +17,7 @@ from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 
 from tierbed._native import fill_offsets
+from tierbed._util.variable_batch import VariableBatch
 from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnpooledRows", "as_kjt"]
@@ -259,6 +260,9 @@ class KeyedJaggedTensor(_Bags):
         tensor([10, 11, 12])
     """
 
+    # Of a batch whose features have bags of their own numbers: see VariableBatch.
+    _variable: VariableBatch | None = None
+
     def __init__(
         self,
         keys: Sequence[str],
@@ -354,6 +358,11 @@ class KeyedJaggedTensor(_Bags):
         """Returns the number of samples ``B``."""
         return self._stride
 
+    @property
+    def variable(self) -> VariableBatch | None:
+        """Where features have bags of their own numbers: which; None for one bag per sample."""
+        return self._variable
+
     def permute(self, indices: Sequence[int]) -> KeyedJaggedTensor:
         """Returns the features at positions ``indices``, in that order; repeats are allowed.
 
@@ -376,9 +385,11 @@ class KeyedJaggedTensor(_Bags):
             spans = [torch.arange(ends[at], ends[at + 1]) for at in order]
             positions = torch.cat(spans).to(self._values.device)
         weights = None if self._weights is None else self._weights[positions]
-        return KeyedJaggedTensor(
+        permuted = KeyedJaggedTensor(
             keys, self._values[positions], weights, lengths=picked, stride=stride
         )
+        permuted._variable = self._variable
+        return permuted
 
     def select(self, keys: Sequence[str]) -> KeyedJaggedTensor:
         """Returns the features called ``keys``, in that order.
@@ -420,7 +431,7 @@ class KeyedJaggedTensor(_Bags):
         def move(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
 
-        return KeyedJaggedTensor(
+        moved = KeyedJaggedTensor(
             self._keys,
             self._values.to(device, non_blocking=non_blocking),
             move(self._weights),
@@ -428,6 +439,8 @@ class KeyedJaggedTensor(_Bags):
             move(self._offsets),
             self._stride,
         )
+        moved._variable = self._variable
+        return moved
 
     def pin_memory(self) -> KeyedJaggedTensor:
         """Returns itself: the store reads ids from ordinary memory."""
@@ -437,7 +450,8 @@ class KeyedJaggedTensor(_Bags):
         if key not in self._keys:
             raise KeyError(key)
         first = self._keys.index(key) * self._stride
-        bounds = self.offsets()[first : first + self._stride + 1]
+        count = self._stride if self._variable is None else self._variable.bag_counts[key]
+        bounds = self.offsets()[first : first + count + 1]
         start, end = (int(bounds[0]), int(bounds[-1])) if self._stride else (0, 0)
         weights = None if self._weights is None else self._weights[start:end]
         return JaggedTensor(self._values[start:end], weights=weights, offsets=bounds - start)
@@ -528,14 +542,16 @@ class KeyedTensor:
         return f"KeyedTensor(keys={self._keys}, values={tuple(self._values.shape)})"
 
 
-def as_kjt(features: Any) -> KeyedJaggedTensor:
+def as_kjt(features: Any, *, takes_variable: bool = False) -> KeyedJaggedTensor:
     """Accepts our :class:`KeyedJaggedTensor`, or any object with TorchRec's methods.
 
     Args:
         features: The bags of a batch.
+        takes_variable: Whether features may have other numbers of bags; the caller then gives
+            samples their vectors.
 
     Raises:
-        InvalidError: Another kind of object.
+        InvalidError: Another kind of object, or samples of bags that are not there.
         UnsupportedError: Batches of another size per feature (TorchRec's ``inverse_indices``).
     """
     if isinstance(features, KeyedJaggedTensor):
@@ -546,17 +562,18 @@ def as_kjt(features: Any) -> KeyedJaggedTensor:
             "expected a KeyedJaggedTensor (keys, values, offsets, weights_or_none, stride), "
             f"not {type(features).__name__}"
         )
-    inverse = getattr(features, "inverse_indices_or_none", None)
-    if inverse is not None and inverse() is not None:
+    variable = VariableBatch.of(features)
+    if variable is not None and not takes_variable:
         raise UnsupportedError(
             "a KeyedJaggedTensor with inverse_indices (variable batch per feature) is not looked "
             "up; expand it to one bag per sample and feature first",
             {"keys": ",".join(features.keys())},
         )
-    return KeyedJaggedTensor(
-        features.keys(),
-        features.values(),
-        features.weights_or_none(),
-        offsets=features.offsets(),
-        stride=features.stride(),
-    )
+    keys, values, weights = features.keys(), features.values(), features.weights_or_none()
+    if variable is None:
+        offsets, stride = features.offsets(), features.stride()
+        return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride)
+    lengths = variable.lengths(features.lengths())
+    filled = KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=variable.stride)
+    filled._variable = variable
+    return filled

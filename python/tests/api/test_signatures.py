@@ -14,7 +14,7 @@ from pathlib import Path
 
 FROZEN = Path(__file__).with_name("signatures.txt")
 ROOMS = ("", "backends", "codec", "config", "data", "dist", "errors", "jagged", "nn")
-ROOMS += ("placement", "results", "serve", "testing", "train")
+ROOMS += ("placement", "results", "serve", "testing", "torchrec", "train")
 
 
 def lines() -> Iterator[str]:

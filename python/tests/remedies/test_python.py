@@ -121,7 +121,7 @@ CASES: list[tuple[str, Call, Call]] = [
         collection,
     ),
     (
-        "make one with the same name, num_embeddings, embedding_dim and feature_names",
+        "or make one with the same name, num_embeddings, embedding_dim and feature_names",
         lambda s: collection(s, tb.EmbeddingConfig(ROWS, 8, "item")),
         lambda s: collection(s, tb.EmbeddingBagConfig(ROWS, 8, "item")),
     ),

@@ -25,7 +25,18 @@ from tierbed.recipes.run import Run, TrainOptions, load_run, read_run
 from tierbed.train import table_files
 from tierbed_bench.generator import GeneratedData, write_criteo_tsv
 
-from .kit import BUDGET, ROWS, bags, collection, opened, refused, rows_of, snapshot_of, table
+from .kit import (
+    BUDGET,
+    ROWS,
+    bags,
+    collection,
+    opened,
+    refused,
+    rows_of,
+    snapshot_of,
+    step,
+    table,
+)
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -198,25 +209,31 @@ def test_rows_of_a_snapshot_are_streamed_from_its_store(tmp_path: Path) -> None:
         assert sum(rows.shape[0] for _, _, rows in emb.iter_full_state()) == ROWS
 
 
-def test_bags_with_inverse_indices_are_expanded_first() -> None:
+def test_bags_with_inverse_indices_are_expanded_first(tmp_path: Path) -> None:
     class Shared:
         """TorchRec's bags of two samples, one of which serves both."""
 
-        def __init__(self, bags: tb.KeyedJaggedTensor, inverse: torch.Tensor | None) -> None:
+        def __init__(self, bags: tb.KeyedJaggedTensor, inverse: Any) -> None:
             self.bags, self.inverse = bags, inverse
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.bags, name)
 
         def inverse_indices_or_none(self) -> Any:
-            return None if self.inverse is None else (["item"], self.inverse)
+            return self.inverse
 
     remedy = "expand it to one bag per sample and feature first"
+    shared = Shared(bags(7), (["item"], torch.tensor([[0, 0]])))
     with opened(None, backend="memory") as store:
         emb = collection(store)
+        # A collection gives samples their vectors by itself.
+        assert emb(shared).values().shape == (2, 8)
+        step(emb)
+        store.publish(tmp_path / "snapshot")
+    with snapshot_of(tmp_path / "snapshot") as snapshot:
         with refused(tb.UnsupportedError, remedy):
-            emb(Shared(bags(7), torch.tensor([[0, 0]])))
-        assert emb(Shared(bags(7, 7), None)).values().shape == (2, 8)
+            snapshot.lookup(shared)
+        assert snapshot.lookup(Shared(bags(7, 7), None)).values().shape == (2, 8)
 
 
 def test_a_compiled_graph_ends_with_its_module() -> None:

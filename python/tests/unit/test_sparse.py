@@ -155,6 +155,21 @@ def test_a_batch_of_another_size_per_feature_is_refused() -> None:
         as_kjt(Foreign(kjt, (["f1", "f2"], torch.zeros(2, 3, dtype=torch.int64))))
 
 
+def test_bags_that_samples_share_are_spread_to_them() -> None:
+    kjt = small()
+    inverse = (["f2", "f1"], torch.tensor([[1, 1, 0, 0], [0, 0, 0, 1]]))
+    shared = as_kjt(Foreign(kjt, inverse), takes_variable=True)
+    assert bags_of(shared) == bags_of(kjt)
+    assert shared.select(["f2"]).to("cpu").variable is shared.variable is not None
+    pooled = torch.arange(3.0 * kjt.stride()).view(-1, 3)
+    of_samples = shared.variable.of_samples(pooled, ["f1", "f2"], [1, 2])
+    expected = torch.cat([pooled[inverse[1][1], :1], pooled[inverse[1][0], 1:]], dim=1)
+    assert torch.equal(of_samples, expected)
+    outside = (["f1", "f2"], torch.full((2, 4), kjt.stride()))
+    with pytest.raises(tb.InvalidError, match="inverse_indices of feature 'f1' must be from 0"):
+        as_kjt(Foreign(kjt, outside), takes_variable=True)
+
+
 def test_a_feature_that_is_there_twice_is_not_picked() -> None:
     ones = torch.ones(3, dtype=torch.int64)
     twice = tb.KeyedJaggedTensor(["a", "b", "a"], torch.arange(3), lengths=ones)

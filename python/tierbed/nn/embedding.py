@@ -178,7 +178,7 @@ class Collection(nn.Module):
         Raises:
             InvalidError: A feature is missing.
         """
-        bags = as_kjt(features)
+        bags = as_kjt(features, takes_variable=True)
         return bags if bags.keys() == self._features else bags.select(self._features)
 
     def _step_session(self) -> Announcing:
@@ -291,7 +291,8 @@ def _check_configs(
             found = f"{type(config).__module__}.{type(config).__name__}"
             raise InvalidError(
                 f"tables of an {owner} must be tierbed.{kind.__name__}, not {found}; "
-                "make one with the same name, num_embeddings, embedding_dim and feature_names"
+                "tierbed.torchrec.from_configs takes those of TorchRec, or make one with the same "
+                "name, num_embeddings, embedding_dim and feature_names"
             )
 
 
@@ -396,7 +397,12 @@ class EmbeddingBagCollection(Collection):
         weights = bags.weights_or_none() if self._is_weighted else None
         if self._is_weighted and weights is None:
             raise InvalidError("is_weighted=True, but the batch has no weights")
-        return KeyedTensor(self._names, self._dims, self._lookup(bags, weights))
+        if bags.variable is None:
+            return KeyedTensor(self._names, self._dims, self._lookup(bags, weights))
+        bags.variable.check(self._features)
+        pooled = self._lookup(bags, weights)
+        of_samples = bags.variable.of_samples(pooled, self._features, self._dims)
+        return KeyedTensor(self._names, self._dims, of_samples)
 
 
 class EmbeddingCollection(Collection):
@@ -463,14 +469,21 @@ class EmbeddingCollection(Collection):
         Returns:
             Per feature a :class:`JaggedTensor` with values ``[E_f, D]`` and the input's lengths.
         """
-        bags = self.bags(features)
+        return self._sequences(self.bags(features))
+
+    def _sequences(self, bags: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         rows = self._lookup(bags, None)
-        if not torch.compiler.is_compiling() and UnpooledRows.fits(rows, bags):
+        variable = bags.variable
+        if not torch.compiler.is_compiling() and UnpooledRows.fits(rows, bags) and not variable:
             return UnpooledRows(rows, bags).to_dict(self._names)
         stride = bags.stride()
         lengths = bags.lengths().view(len(self._names), stride)
         parts = torch.split(rows, lengths.sum(dim=1).tolist())
+        of_features = list(lengths.unbind())
+        if variable is not None:
+            counts = [variable.bag_counts[key] for key in self._features]
+            of_features = [row[:count] for row, count in zip(of_features, counts, strict=True)]
         return {
             name: JaggedTensor(part, lengths=of_feature)
-            for name, part, of_feature in zip(self._names, parts, lengths, strict=True)
+            for name, part, of_feature in zip(self._names, parts, of_features, strict=True)
         }

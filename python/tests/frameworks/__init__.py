@@ -1,0 +1,1 @@
+"""Frameworks that models are written in, as their users install them, on a store."""
