@@ -17,6 +17,11 @@ from .torchrec_kit import memory, torchrec
 
 from torch.distributed.optim import _apply_optimizer_in_backward  # isort: skip
 from torchrec.datasets.utils import Batch  # isort: skip
+from torchrec.distributed.train_pipeline.train_pipelines import (  # isort: skip
+    EvalPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from torchrec.models.deepfm import SimpleDeepFMNN  # isort: skip
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain  # isort: skip
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection  # isort: skip
@@ -173,3 +178,62 @@ def test_the_gradient_of_the_dense_part_is_theirs() -> None:
         for name, weight in ours.named_parameters():
             expected = model.get_parameter(name).grad
             torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-7)
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+def progressed(pipeline: Any, iterator: Any) -> Iterator[Any]:
+    while True:
+        try:
+            yield pipeline.progress(iterator)
+        except StopIteration:
+            return
+
+
+@pytest.mark.parametrize("kind", [TrainPipelineBase, TrainPipelineSparseDist], ids=str)
+@pytest.mark.parametrize("order", ["window", "auto"])
+def test_their_pipelines_train_the_same(kind: Any, order: Any, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+
+    def model(store: tb.Store) -> Any:
+        bags = tbr.from_configs(tables(500, 8), store, optimizer=tb.SGD(lr=0.1))
+        return dlrm(bags)
+
+    with memory() as store:
+        expected = losses(model(store), loader(20, 500))
+        rows = store.read_rows("t0", 0, 500)
+    with tb.Store.open(tmp_path / "store", dram_budget="16MiB", order=order) as store:
+        train = DLRMTrain(model(store))
+        bags = train.model.sparse_arch.embedding_bag_collection
+        batches: Any = torch.utils.data.DataLoader(list(loader(20, 500)), batch_size=None)
+        ahead = tb.lookahead(batches, bags, window=4, key=lambda batch: batch.sparse_features)
+        pipeline = kind(train, torch.optim.SGD(train.parameters(), lr=0.05), cpu)
+        found = [float(out[0]) for out in progressed(pipeline, iter(ahead))]
+        assert found == expected
+        assert torch.equal(store.read_rows("t0", 0, 500), rows)
+
+
+def test_their_pipeline_evaluates() -> None:
+    with memory() as store:
+        model = DLRMTrain(dlrm(tbr.from_configs(tables(500, 8), store))).eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        pipeline = EvalPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        iterator = iter(loader(3, 500))
+        found = [pipeline.progress(iterator)[0] for _ in range(3)]
+        expected = [model(batch)[1][0] for batch in loader(3, 500)]
+        assert [float(loss) for loss in found] == [float(loss) for loss in expected]
+        assert store.steps_done("t0") == 0
+
+
+def test_a_collection_is_one_call_of_a_traced_graph() -> None:
+    with memory() as store:
+        model = dlrm(tbr.from_configs(tables(500, 8), store))
+        graph = torch.fx.symbolic_trace(model)
+        calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+        assert "sparse_arch.embedding_bag_collection" in calls
+        (batch,) = loader(1, 500)
+        with pytest.raises(tb.UnsupportedError, match="trace the model that holds it"):
+            torch.fx.symbolic_trace(model.sparse_arch.embedding_bag_collection)
+        arguments = (batch.dense_features, batch.sparse_features)
+        assert torch.equal(graph(*arguments), model(*arguments))

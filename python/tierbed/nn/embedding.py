@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from tierbed._util.tensors import as_int64
 from tierbed.config.optim import Optimizer, RowWiseAdagrad, as_optimizer
@@ -235,6 +236,16 @@ class Collection(nn.Module):
         full.update({name: torch.cat(parts) for name, parts in chunks.items()})
         return full
 
+    def _as_leaf(self, features: Proxy) -> Any:
+        """Returns a call of this module in the graph of torch.fx: nothing inside is traced."""
+        tracer: Any = features.tracer
+        if tracer.root is self:
+            raise UnsupportedError(
+                f"{type(self).__name__} is one call of a graph of torch.fx, nothing inside is "
+                "traced; trace the model that holds it"
+            )
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), (features,), {})
+
     def _lookup(self, bags: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
         ids, offsets = as_int64(bags.values()), as_int64(bags.offsets())
         hook = self._hook if self.training else self._still_hook
@@ -257,9 +268,9 @@ def tell_not_loaded(found: list[str]) -> None:
     """Says where rows ``found`` in a state dictionary go: torch skips them with strict=False."""
     if found:
         warnings.warn(
-            "rows are not loaded by load_state_dict, they lie in the store: write "
-            f"{found[:20]} with store.write_rows(table, 0, weight) or 'tierbed import', and leave "
-            "them out of the dictionary",
+            "rows are not loaded by load_state_dict, they lie in the store: load the dictionary by "
+            f"tierbed.torchrec.load_state_dict, or write {found[:20]} with "
+            "store.write_rows(table, 0, weight) or 'tierbed import', and leave them out of it",
             stacklevel=2,
         )
 
@@ -393,6 +404,9 @@ class EmbeddingBagCollection(Collection):
         Raises:
             InvalidError: A weighted collection and a batch without weights.
         """
+        if isinstance(features, Proxy):
+            traced: KeyedTensor = self._as_leaf(features)
+            return traced
         bags = self.bags(features)
         weights = bags.weights_or_none() if self._is_weighted else None
         if self._is_weighted and weights is None:
@@ -469,6 +483,9 @@ class EmbeddingCollection(Collection):
         Returns:
             Per feature a :class:`JaggedTensor` with values ``[E_f, D]`` and the input's lengths.
         """
+        if isinstance(features, Proxy):
+            traced: dict[str, JaggedTensor] = self._as_leaf(features)
+            return traced
         return self._sequences(self.bags(features))
 
     def _sequences(self, bags: KeyedJaggedTensor) -> dict[str, JaggedTensor]:

@@ -37,10 +37,10 @@ class FoundTable:
         """Copies rows and state into the table of that name; nothing from the device meta."""
         if self.weight.is_meta:
             return
-        state = None if self.applied is None else state_rows(self.applied, self.weight)
         for first in range(0, self.weight.shape[0], chunk_rows):
             end = first + chunk_rows
-            part = None if state is None else state[first:end].float().cpu().contiguous()
+            applied = self.applied
+            part = None if applied is None else state_rows(applied, self.weight, first, end)
             rows = self.weight[first:end].detach().cpu().contiguous()
             store.write_rows(self.name, first, rows, part)
         if self.applied is not None:

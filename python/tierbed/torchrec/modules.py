@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch.fx import Proxy
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
@@ -72,6 +73,8 @@ class EmbeddingBagCollection(rows.EmbeddingBagCollection, EmbeddingBagCollection
     def forward(self, features: Any) -> Any:
         """Looks up a batch and returns a ``torchrec.KeyedTensor``, ``[B, D]`` per feature."""
         pooled = super().forward(features)
+        if isinstance(pooled, Proxy):
+            return pooled
         return KeyedTensor(pooled.keys(), pooled.length_per_key(), pooled.values())
 
 
@@ -123,6 +126,8 @@ class EmbeddingCollection(rows.EmbeddingCollection, EmbeddingCollectionInterface
 
     def forward(self, features: Any) -> dict[str, Any]:
         """Looks up a batch and returns a ``torchrec.JaggedTensor`` per feature."""
+        if isinstance(features, Proxy):
+            return super().forward(features)
         bags = self.bags(features)
         found = self._sequences(bags)
         ids = [bags[name].values() if self._need_indices else None for name in self._features]

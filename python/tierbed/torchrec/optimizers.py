@@ -58,15 +58,16 @@ def fused_of(applied: torch.optim.Optimizer) -> Optimizer:
     return as_optimizer(RowWiseAdagrad if name == _ROW_WISE else kind, numbers)
 
 
-def state_rows(applied: torch.optim.Optimizer, weight: Tensor) -> Tensor | None:
-    """Returns the state of ``weight``, a row ``[S]`` per row of the table; None for none."""
+def state_rows(
+    applied: torch.optim.Optimizer, weight: Tensor, first: int, end: int
+) -> Tensor | None:
+    """Returns the state of rows ``first..end`` of ``weight``, ``[N, S]`` f32; None for none."""
     state = applied.state.get(weight, {})
-    if "sum" in state:  # of both kinds of Adagrad
-        rows: Tensor = state["sum"].detach()
-        return rows
-    if "exp_avg" in state:  # of SparseAdam
-        return torch.cat([state["exp_avg"], state["exp_avg_sq"]], dim=1).detach()
-    return None
+    # The first is of both kinds of Adagrad, the others are of SparseAdam.
+    names = [name for name in ("sum", "exp_avg", "exp_avg_sq") if name in state]
+    if not names:
+        return None
+    return torch.cat([state[name][first:end].detach().float().cpu() for name in names], dim=1)
 
 
 def steps_of(applied: torch.optim.Optimizer, weight: Tensor) -> int:
