@@ -73,12 +73,13 @@ if TYPE_CHECKING:
         recipes as recipes,
         serve as serve,
         testing as testing,
+        torchrec as torchrec,
         train as train,
     )
     from tierbed.serve import compile_dense as compile_dense
 else:
     # Loaded on first use, so that importing the package stays quick.
-    _LAZY = dict.fromkeys(("cli", "dist", "recipes", "testing"), "")
+    _LAZY = dict.fromkeys(("cli", "dist", "recipes", "testing", "torchrec"), "")
     __getattr__ = lazy_names(__name__, {**_LAZY, "serve": "compile_dense"})
 
 __version__ = _version()

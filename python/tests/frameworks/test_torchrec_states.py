@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,8 +78,8 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def sharded(kind: type[Any], numbers: dict[str, Any], how: str) -> Any:
-    """TorchRec's model in parallel, of one rank, with fused optimizers."""
+def sharded(kind: type[Any], numbers: dict[str, Any], how: str, ranks: int = 1) -> Any:
+    """TorchRec's model in parallel, with fused optimizers."""
     model = Model(
         torchrec.EmbeddingBagCollection(bag_configs(dim=DIM), device=torch.device("meta"))
     )
@@ -87,7 +89,7 @@ def sharded(kind: type[Any], numbers: dict[str, Any], how: str) -> Any:
     )
     sharders: Any = [EmbeddingBagCollectionSharder()]
     plan = EmbeddingShardingPlanner(
-        topology=Topology(world_size=1, compute_device="cpu"),
+        topology=Topology(world_size=ranks, compute_device="cpu"),
         constraints={"t1": constraint, "t2": constraint},
     ).collective_plan(model, sharders, torch.distributed.GroupMember.WORLD)
     return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
@@ -284,6 +286,57 @@ def test_sharded_checkpoints_go_in_and_come_out(
         step(model)
         step(mine)
         assert same(store, model.state_dict())
+
+
+# Trains TorchRec's model on two ranks, tables sharded by rows, and saves what they have.
+TWO_RANKS = """
+import sys, logging
+logging.disable(logging.WARNING)
+from frameworks import test_torchrec_states as tests
+import torch
+from torch.distributed import checkpoint as dcp
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+)
+model = tests.sharded(tests.torchrec.optim.RowWiseAdagrad, dict(tests.ADAGRAD), "row_wise", 2)
+tests.step(model)
+state = {"model": model.state_dict(), "optim": model.fused_optimizer.state_dict()}
+dcp.save(state, checkpoint_id=f"{folder}/theirs")
+print([tuple(one.tensor.shape) for one in state["model"][tests.T1].local_shards()])
+tests.step(model)
+dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/later")
+torch.distributed.destroy_process_group()
+"""
+T1 = "bags.embedding_bags.t1.weight"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_goes_in(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", TWO_RANKS, str(rank), str(tmp_path)],
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=250) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [out for out, _ in said] == [f"[({ROWS // 2}, {DIM})]\n"] * 2
+    with memory() as store:
+        mine = ours(store, tb.RowWiseAdagrad(**ADAGRAD))
+        tbr.load_checkpoint(
+            mine, tmp_path / "theirs", prefix="model", optimizer_prefix="optim", chunk_rows=33
+        )
+        # Both ranks made the same batches: gradients are averaged over ranks.
+        step(mine)
+        later = {"model": {name: torch.zeros(ROWS, DIM) for name in (T1, T1.replace("1", "2"))}}
+        dcp.load(later, checkpoint_id=tmp_path / "later")
+        assert same(store, later["model"])
 
 
 # ---------------------------------------------------------------- remedies
