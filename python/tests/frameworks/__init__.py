@@ -1,1 +1,1 @@
-"""Frameworks that models are written in, as their users install them, on a store."""
+"""Tests with the libraries that rows are used with; without them they skip."""

@@ -180,6 +180,29 @@ def test_sharded_state_goes_along(
         assert same(store, model.state_dict())
 
 
+def test_sharded_tables_are_not_replaced(one_rank: None) -> None:
+    model = sharded(*KINDS[0][:2], "table_wise")
+    with memory() as store:
+        with pytest.raises(tb.UnsupportedError, match="before they are sharded, fused or"):
+            tbr.replace(model, store)
+        assert store.tables() == []
+
+
+def test_a_distributed_tensor_goes_in(one_rank: None) -> None:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    model = theirs()
+    placed = [torch.distributed.tensor.Shard(0)]
+    state = {
+        name: torch.distributed.tensor.distribute_tensor(value, mesh, placed)
+        if "bags" in name
+        else value
+        for name, value in model.state_dict().items()
+    }
+    with memory() as store:
+        tbr.load_state_dict(ours(store), state)
+        assert same(store, model.state_dict())
+
+
 def test_adam_goes_on_where_it_was() -> None:
     model = theirs()
     for bag in model.bags.embedding_bags.values():

@@ -83,9 +83,14 @@ def find(model: nn.Module, optimizer: Optimizer | None, init: Mapping[str, Init]
         UnsupportedError: One that a store cannot be exactly.
     """
     # TorchRec is there: whoever calls has imported it.
+    from torchrec.distributed.types import ShardedModule
     from torchrec.modules import embedding_modules as theirs
 
-    interfaces = (theirs.EmbeddingBagCollectionInterface, theirs.EmbeddingCollectionInterface)
+    interfaces = (
+        theirs.EmbeddingBagCollectionInterface,
+        theirs.EmbeddingCollectionInterface,
+        ShardedModule,
+    )
     exact = {theirs.EmbeddingBagCollection: True, theirs.EmbeddingCollection: False}
     found: list[Found] = []
     for path, module in model.named_modules():
