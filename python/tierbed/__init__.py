@@ -61,6 +61,7 @@ from tierbed.serve import (
 )
 from tierbed.train import CodedStore, Publisher, Store
 from tierbed.train.lookahead import lookahead
+from tierbed.train.row_optimizer import RowOptimizer
 
 if TYPE_CHECKING:
     from tierbed import (
@@ -120,6 +121,7 @@ __all__ = [
     "PoolingType",
     "Publisher",
     "QueryLog",
+    "RowOptimizer",
     "RowWiseAdagrad",
     "Snapshot",
     "Store",

@@ -134,16 +134,30 @@ class Collection(nn.Module):
 
     # ------------------------------------------------------------ in a training loop
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
+    def requires_grad_(
+        self, requires_grad: bool = True, tables: Sequence[str] | None = None
+    ) -> Self:
         """Freezes the rows, or lets them train again.
 
         Rows are no parameters: ``requires_grad_`` of a module around this one does not reach them.
 
         Args:
             requires_grad: Whether a backward steps the rows.
+            tables: Names of tables; by default all.
+
+        Raises:
+            InvalidError: A table that this collection does not have.
         """
-        self._hook.requires_grad_(requires_grad and self._store.takes_gradients)
-        return super().requires_grad_(requires_grad)
+        ids = {name: table for table, name in self._binding.guard.tables.items()}
+        unknown = [name for name in tables or () if name not in ids]
+        if unknown:
+            raise InvalidError(f"the collection has no tables {unknown}; it has {sorted(ids)}")
+        named = {ids[name] for name in (ids if tables is None else tables)}
+        frozen = self._binding.frozen
+        self._binding.frozen = frozen - named if requires_grad else frozen | named
+        trains = len(self._binding.frozen) < len(ids)
+        self._hook.requires_grad_(trains and self._store.takes_gradients)
+        return super().requires_grad_(trains)
 
     def set_grad_scaler(self, scaler: Any) -> None:
         """Tells which ``torch.amp.GradScaler`` scales the loss; None: none does.

@@ -32,6 +32,8 @@ from torch.autograd.function import once_differentiable
 
 from tierbed._native import FeaturePlan, NativeStore
 from tierbed.errors import ClosedError
+from tierbed.ops.collected import CollectedGradients, CollectedTable, LookupGradient
+from tierbed.ops.flat import FlatLayout, bounds_of
 from tierbed.ops.steps import StepGuard
 
 __all__ = ["Binding", "is_observed", "lookup_op", "minutes_now", "new_hook", "translate", "update"]
@@ -98,6 +100,8 @@ class Binding:
         """Whether a table has an open vocabulary."""
         self.hook = _STILL_HOOK
         """What requires a gradient while the rows train."""
+        self.frozen: frozenset[int] = frozenset()
+        """Tables whose rows do not train."""
         self.position: tuple[int, int] | None = None
         """Epochs and batches of the epoch done behind the last step; None without a plan."""
         self.handle = next(_HANDLES)
@@ -171,11 +175,23 @@ class Binding:
         """
         device = indices.device
         indices, offsets, grad = _on_cpu(indices), _on_cpu(offsets), _on_cpu(grad)
+        collector = self.guard.collector if trains_rows else None
+        if collector is not None:
+            weights_grad = self.weights_grad(grad, indices, offsets) if wants_weights_grad else None
+            weights = None if weights is None else _on_cpu(weights)
+            collector.add(self, LookupGradient(grad, indices, offsets, weights))
+            return None if weights_grad is None else weights_grad.to(device)
         if not trains_rows or self.guard.skips(grad):
             if not wants_weights_grad:
                 return None
             return self.weights_grad(grad, indices, offsets).to(device)
         scale = self.guard.scale()
+        if self.frozen:
+            weights_grad = self.weights_grad(grad, indices, offsets) if wants_weights_grad else None
+            grad = grad if scale == 1.0 else grad * (1.0 / scale)
+            weights = None if weights is None else _on_cpu(weights)
+            self._step_thawed(LookupGradient(grad, indices, offsets, weights))
+            return None if weights_grad is None else weights_grad.to(device)
         weights_grad = _FLOATS.new_empty(indices.numel()) if wants_weights_grad else None
         store: NativeStore = self.native  # type: ignore[assignment]
         self.position = store.update(
@@ -193,6 +209,18 @@ class Binding:
         # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
         return (weights_grad if scale == 1.0 else weights_grad * scale).to(device)
 
+    def _step_thawed(self, lookup: LookupGradient) -> None:
+        """Steps the rows of the tables that are not frozen."""
+        dims = dict(zip(self.tables, self.dims, strict=True))
+        thawed = {
+            table: CollectedTable(self.guard.tables[table], dim)
+            for table, dim in dims.items()
+            if table not in self.frozen
+        }
+        collected = CollectedGradients(self.native, thawed)  # type: ignore[arg-type]
+        collected.add(self, lookup)
+        collected.step()
+
     def translate(self, indices: Tensor, offsets: Tensor, is_training: bool) -> Tensor:
         """Finds the rows of ids of open vocabularies; as :func:`translate` says."""
         ids = indices.detach().cpu().contiguous()
@@ -202,22 +230,25 @@ class Binding:
         native.translate(self.plan, ids, offsets.detach().cpu(), now, rows)
         return rows.to(indices.device)
 
+    @functools.cached_property
+    def flat(self) -> FlatLayout:
+        """The same features with a vector per id."""
+        return FlatLayout(self.native, self.tables, self.dims)
+
     def weights_grad(self, grad: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
         """Computes the gradient of the weights ``[E]`` without touching the rows.
 
         ``grad`` is that of the lookup's output, ``indices`` and ``offsets`` its inputs.
         """
         samples = (offsets.numel() - 1) // self.feature_count
-        bounds = offsets[::samples].tolist() if samples else [0] * (self.feature_count + 1)
+        bounds = bounds_of(offsets, self.feature_count)
+        matrix = self.flat.matrix(bounds)
+        self.native.lookup(self.flat.plan, indices, self.flat.offsets(bounds), None, matrix)
         parts = []
         column = 0
-        for at, (table, pooling, dim) in enumerate(
-            zip(self.tables, self.poolings, self.dims, strict=True)
+        for at, (pooling, dim, rows) in enumerate(
+            zip(self.poolings, self.dims, self.flat.views(matrix, bounds), strict=True)
         ):
-            ids = indices[bounds[at] : bounds[at + 1]]
-            rows = torch.empty((ids.numel(), dim), dtype=torch.float32)
-            span = torch.tensor([0, ids.numel()])
-            self.native.lookup(self.native.plan([table], ["none"]), ids, span, None, rows)
             if self.is_pooled:
                 lengths = torch.diff(offsets[at * samples : (at + 1) * samples + 1])
                 of_bag = grad[:, column : column + dim]

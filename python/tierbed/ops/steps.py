@@ -1,6 +1,7 @@
 """Steps of backward passes: which gradients step the rows.
 
-Rows are stepped inside backward, where no optimizer of torch sees them. What a training loop does
+Rows are stepped inside backward, where no optimizer of torch sees them, unless a RowOptimizer
+collects their gradients. What a training loop does
 around its optimizer does not reach them: scaled losses, gradients that are not finite,
 accumulation. A :class:`StepGuard` of each collection makes the step right where it was told how,
 and one :class:`StepWatch` of each store says so, once, where a loop seems to mean something else.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,10 @@ __all__ = ["StepGuard", "StepWatch"]
 _GUIDE = "see the guide 'In your training loop'"
 
 
+def _no_collector() -> None:
+    """Returns that nobody collects."""
+
+
 class StepWatch:
     """The steps of a store's tables, seen together."""
 
@@ -35,10 +41,12 @@ class StepWatch:
         self._step_of: dict[int, int] = {}
         self._first_step: int | None = None
         self._told: set[str] = set()
+        self.collector: Callable[[], Any] = _no_collector
+        """Returns the :class:`CollectedGradients` that gradients go to; None: rows are stepped."""
 
     def note(self, tables: dict[int, str]) -> None:
         """Notes a step of ``tables``, names by id, within a backward."""
-        self._tell_ranks()
+        self.tell_ranks()
         task = torch._C._current_graph_task_id()
         steps = _STEPS.count
         if self._first_step is None:
@@ -48,8 +56,9 @@ class StepWatch:
             self._tell(
                 "twice",
                 f"one backward stepped the tables {[tables[table] for table in twice]} more than "
-                "once, an optimizer step per lookup; look up all ids of a table in one call (a "
-                f"table may have several features) for one step; {_GUIDE}",
+                "once, an optimizer step per lookup; step them by a tierbed.RowOptimizer, or look "
+                "up all ids of a table in one call (a table may have several features), for one "
+                f"step; {_GUIDE}",
             )
         elif steps > self._first_step:
             again = [table for table in tables if self._step_of.get(table) == steps]
@@ -58,7 +67,8 @@ class StepWatch:
                     "accumulated",
                     f"the tables {[tables[table] for table in again]} were stepped by two backward "
                     "passes and no optimizer.step() between them: gradients are not accumulated "
-                    f"for rows, each backward steps them; {_GUIDE}",
+                    "for rows, each backward steps them; step them by a tierbed.RowOptimizer to "
+                    f"accumulate; {_GUIDE}",
                 )
         for table in tables:
             self._task_of[table], self._step_of[table] = task, steps
@@ -68,7 +78,8 @@ class StepWatch:
             self._told.add(what)
             warnings.warn(message, stacklevel=2)
 
-    def _tell_ranks(self) -> None:
+    def tell_ranks(self) -> None:
+        """Tells once that ranks of torch share no rows, where there are several."""
         if "ranks" in self._told:
             return
         dist = torch.distributed
@@ -108,7 +119,19 @@ class StepGuard:
             raise InvalidError(
                 f"expected a torch.amp.GradScaler or None, not {type(scaler).__name__}"
             )
+        if scaler is not None and self.collector is not None:
+            raise scales_twice()
         self._scaler, self._knows_scaling = scaler, True
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether gradients are divided by the scale of a scaler."""
+        return self._scaler is not None
+
+    @property
+    def collector(self) -> Any:
+        """What collects gradients until an optimizer steps, or None: a backward steps the rows."""
+        return None if self._watch is None else self._watch.collector()
 
     def scale(self) -> float:
         """Returns what the gradients are to be divided by."""
@@ -131,6 +154,27 @@ class StepGuard:
                 self._noted_at = _STEPS.count
                 _STEPS.unscaled.add(self)
 
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether a step with nan or inf is left out."""
+        return self._on_nonfinite == "skip"
+
+    def note_collected(self) -> None:
+        """Notes that the rows are stepped now, by what was collected."""
+        if self._watch is None:
+            return
+        self._watch.tell_ranks()
+        if not self._knows_scaling and not _is_scaled():
+            _STEPS.unscaled.add(self)
+
+
+def scales_twice() -> InvalidError:
+    """Returns why a collection with a RowOptimizer takes no scaler."""
+    return InvalidError(
+        "the gradients of rows that a RowOptimizer steps are unscaled by the scaler that steps it; "
+        "call set_grad_scaler(None), and scaler.step(optimizer) with the RowOptimizer"
+    )
+
 
 class _OptimizerSteps:
     """The steps of torch's optimizers in this process."""
@@ -141,11 +185,12 @@ class _OptimizerSteps:
         self.unscaled: weakref.WeakSet[StepGuard] = weakref.WeakSet()
         register_optimizer_step_post_hook(self._note)
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self.count += 1
-        if not self.unscaled:
+        # The step of the rows itself tells nothing about the scale of the loss.
+        if not self.unscaled or getattr(optimizer, "steps_rows_only", False):
             return
         guards = list(self.unscaled)
         self.unscaled.clear()
@@ -154,8 +199,8 @@ class _OptimizerSteps:
             raise InvalidError(
                 f"rows of {tables} were stepped by the gradient of a loss that a GradScaler had "
                 "scaled; call set_grad_scaler(scaler) on the collection before training (or "
-                "set_grad_scaler(None) if its loss is not scaled), and go back to the last "
-                "checkpoint",
+                "set_grad_scaler(None) if its loss is not scaled), or scaler.step with its "
+                "RowOptimizer, and go back to the last checkpoint",
                 {"tables": ",".join(tables)},
             )
 

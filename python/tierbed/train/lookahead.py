@@ -252,7 +252,7 @@ def _run_planned(
             yield from _run(batches, session, window, key)
             return
         yield batch
-        if session.position == stands:
+        if session.position == stands and not session.is_collecting():
             session.pass_planned(key(batch))
         stands = session.position
 

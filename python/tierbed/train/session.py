@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from tierbed._util.tensors import as_int64
+from tierbed.errors import InvalidError
 from tierbed.ops.operators import Binding
 from tierbed.train.store import Store
 
@@ -90,7 +91,8 @@ class StepSession:
     @property
     def may_follow(self) -> bool:
         """Whether a plan of the batches may be made and followed."""
-        return self._trains and not self._binding.is_open and self.store.may_follow_plan
+        is_whole = not self._binding.is_open and not self._binding.frozen
+        return self._trains and is_whole and self.store.may_follow_plan
 
     def tell_why_not(self) -> None:
         """Says why no plan is followed, where the caller may have expected one."""
@@ -101,8 +103,28 @@ class StepSession:
         reason = self.store.plan_obstacle
         if reason is None and self._binding.is_open and self.store.asks_for_plan:
             reason = "a table has an open vocabulary: which rows its ids get is not known before"
+        if reason is None and self._binding.frozen and self.store.asks_for_plan:
+            names = [self._binding.guard.tables[at] for at in sorted(self._binding.frozen)]
+            reason = f"the tables {names} are frozen, and a step along a plan is one of all tables"
         if reason is not None:
             self.store.note_unknown_order(reason)
+
+    def is_collecting(self) -> bool:
+        """Whether gradients wait for the step of an optimizer, which leaves the plan then.
+
+        Raises:
+            InvalidError: The store insists on its plan.
+        """
+        collector = self._binding.guard.collector
+        if collector is None or not collector.is_pending:
+            return False
+        if not self.store.may_leave_plan:
+            raise InvalidError(
+                "the gradients of a batch were not stepped before the next batch, and in forward "
+                "order every batch is a step of its own; step after each batch, or open the store "
+                'with order="window"'
+            )
+        return True
 
     @property
     def position(self) -> tuple[int, int] | None:

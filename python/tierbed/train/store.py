@@ -40,7 +40,7 @@ from tierbed.placement.files import (
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
 from tierbed.train.background import Request, publish_async
-from tierbed.train.store_rows import StoreRows
+from tierbed.train.store_optimizers import StoreOptimizers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +54,7 @@ RNG = "rng.pt"
 Progress = Callable[[int, int], None]
 
 
-class Store(StoreRows):
+class Store(StoreOptimizers):
     """The tables of a training run. Made by :meth:`open`; also a context manager.
 
     Args:
@@ -87,6 +87,7 @@ class Store(StoreRows):
         self._told_order = False
         self._is_open = True
         self._told_scans = False
+        self._may_leave_plan = True
 
     @classmethod
     def open(
@@ -191,6 +192,8 @@ class Store(StoreRows):
         except ClosedError as error:
             raise opened.explained(error, str(folder)) from None
         store = cls(native, folder, seed, order if has_choice else "window")
+        insists = on_mismatch is None and (order == "forward" or (shards or 1) > 1)
+        store._may_leave_plan = on_mismatch != "error" and not insists
         if not read_only:
             opened.note(store)
         return store
@@ -326,42 +329,6 @@ class Store(StoreRows):
             counts[name] = EvictedIds(id_count=ids, waiting_count=waiting)
         return counts
 
-    def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
-        """Changes the learning rate from the next step on, of all tables or of ``tables``.
-
-        Args:
-            lr: Learning rate.
-            tables: Names of tables; by default all.
-        """
-        wanted = None if tables is None else {self.table_id(name) for name in tables}
-        for table, optimizer in list(self._optimizers.items()):
-            if wanted is None or table in wanted:
-                self._set_optimizer(table, optimizer.with_lr(lr))
-
-    def learning_rate(self, table: str) -> float:
-        """Returns the learning rate of a table.
-
-        It is no part of a checkpoint: the optimizer of the collection gives it on each opening.
-
-        Args:
-            table: Name of the table.
-
-        Raises:
-            InvalidError: No such table, or no collection that gave it one.
-        """
-        optimizer = self._optimizers.get(self.table_id(table))
-        if optimizer is None:
-            raise InvalidError(
-                f"no collection uses table {table!r} yet, so it has no learning rate; make the "
-                "collection first",
-                {"table": table},
-            )
-        return optimizer.lr
-
-    def _set_optimizer(self, table: int, optimizer: Optimizer) -> None:
-        self._native.set_optimizer(table, optimizer.hyper())
-        self._optimizers[table] = optimizer
-
     # ------------------------------------------------------------ order
 
     def order(self) -> dict[str, Any]:
@@ -414,6 +381,11 @@ class Store(StoreRows):
     def asks_for_plan(self) -> bool:
         """Whether a plan is to be followed where there can be one."""
         return self._order != "window"
+
+    @property
+    def may_leave_plan(self) -> bool:
+        """Whether batches that are not the planned ones train on, by window."""
+        return self._may_leave_plan
 
     @property
     def plan_obstacle(self) -> str | None:
