@@ -32,7 +32,7 @@ from torch.utils.data import (
 from tierbed._util import state
 from tierbed.data.dataset import Dataset
 
-__all__ = ["BatchOrder", "fingerprint", "known_order"]
+__all__ = ["BatchOrder", "fingerprint", "generators_of", "known_order"]
 
 PROBED_BATCHES = 2
 Key = Callable[[Any], Any]
@@ -131,7 +131,7 @@ def _of_dataloader(loader: DataLoader[Any], key: Key) -> BatchOrder | str:
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         "sampler": type(sampler).__qualname__,
-        "generators": [_digest(made.get_state()) for made in _generators(loader)],
+        "generators": [_digest(made.get_state()) for made in generators_of(loader)],
         "probe": probe,
     }
     if _has_drawn_its_seed(loader):
@@ -210,7 +210,8 @@ def _has_drawn_its_seed(loader: DataLoader[Any]) -> bool:
     return loader.persistent_workers and getattr(loader, "_iterator", None) is not None
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """Returns the generators that a loader and its samplers have, each once."""
     holders = (loader, loader.batch_sampler, loader.sampler, _sampler_of(loader))
     found: dict[int, torch.Generator] = {}
     for holder in holders:
@@ -223,7 +224,7 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
 @contextmanager
 def _kept(loader: DataLoader[Any]) -> Iterator[None]:
     """Puts the loader's and the global generators back at the end."""
-    own = [(generator, generator.get_state()) for generator in _generators(loader)]
+    own = [(generator, generator.get_state()) for generator in generators_of(loader)]
     everywhere = state.rng_state()
     try:
         yield

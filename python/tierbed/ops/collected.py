@@ -12,6 +12,7 @@ within backward; several have those of one lookup of all their ids.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tierbed.ops.operators import Binding
 
 __all__ = ["CollectedGradients", "CollectedTable", "LookupGradient"]
+
+_NO_GRADIENT = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class CollectedGradients:
                 "does not have; make it after all collections, as RowOptimizer(store)",
                 {"tables": ",".join(unknown)},
             )
-        self._only = lookup if not self._bindings else None
+        # A plan knows the batch by its ids; the gradient itself goes to the tables.
+        ids_only = dataclasses.replace(lookup, grad=_NO_GRADIENT, weights=None)
+        self._only = None if self._bindings else ids_only
         self._bindings.append(binding)
         parts = _parts(binding, lookup)
         for table in dict.fromkeys(binding.tables):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from tierbed._util.progress import Progress
 from tierbed.data.order import BatchOrder, fingerprint, known_order
 from tierbed.errors import InvalidError
+from tierbed.train.place import Place, generators_now, set_generators
 from tierbed.train.session import Announcing, StepSession
 
 __all__ = ["Lookahead", "lookahead"]
@@ -129,10 +130,40 @@ class Lookahead(Generic[Batch]):
         self._key = key
         self._start = start
         self._is_read = False
+        self._resumed: Place | None = None
+        self._place = Place(0)
         self._begun: Generator[Batch, None, None] | None = None
 
     def __len__(self) -> int:
-        return max(0, len(self._loader) - self._start)  # type: ignore[arg-type]
+        # A framework that goes on in the middle of an epoch counts all of its batches.
+        done = self._start if self._resumed is None else 0
+        return max(0, len(self._loader) - done)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the epoch stands: batches handed on, and the state of generators.
+
+        Of the global generators, and of those of a ``DataLoader``: a shuffle without a seed goes
+        on, too. For :meth:`load_state_dict` of a look-ahead over an equal loader.
+        """
+        place = self._place
+        if place.batch == 0 or place.batch == self._batches_of_epoch():
+            place = Place(0, begin=generators_now(self._loader))
+        return {**place.as_dict(), "now": generators_now(self._loader)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Lets the next epoch go on behind the last batch that was handed on.
+
+        The batches before it are read and passed over. Generators are put back when the first
+        batch is asked for.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned.
+        """
+        self._resumed = Place.of(state_dict)
+        self._begun = None
+
+    def _batches_of_epoch(self) -> int | None:
+        return len(self._loader) if isinstance(self._loader, Sized) else None
 
     def __iter__(self) -> Iterator[Batch]:
         begun, self._begun = self._begun, None
@@ -157,13 +188,33 @@ class Lookahead(Generic[Batch]):
                 "several epochs give an iterable that begins anew, such as a DataLoader"
             )
         loader, session, window, key = self._loader, self._session, self._window, self._key
-        follows = window > 0 and _follow(loader, session, window, key, self._start)
-        batches = islice(loader, self._start, None)
+        resumed, self._resumed = self._resumed, None
+        start = self._start
+        if resumed is not None:
+            start = resumed.batch
+            set_generators(loader, resumed.begin)
+        follows = window > 0 and _follow(loader, session, window, key, start)
+        self._place = Place(start, begin=generators_now(loader))
+        batches = islice(loader, start, None)
         self._start, self._is_read = 0, True
-        if follows:
-            yield from _run_planned(batches, session, window, key)
-        else:
-            yield from _run(batches, session, window, key)
+        run = _run_planned if follows else _run
+        for batch in run(_behind(batches, loader, resumed), session, window, key):
+            self._place.batch += 1
+            yield batch
+        self._place = Place(0)
+
+
+def _behind(
+    batches: Iterator[Batch], loader: Iterable[Any], resumed: Place | None
+) -> Iterator[Batch]:
+    """Yields ``batches``, and puts generators back once those before the first were read."""
+    if resumed is None or resumed.batch == 0:
+        yield from batches
+        return
+    for first in islice(batches, 1):
+        set_generators(loader, resumed.now)
+        yield first
+    yield from batches
 
 
 def _is_read_once(loader: Iterable[Any]) -> bool:
