@@ -62,14 +62,17 @@ from tierbed.serve import (
 from tierbed.train import CodedStore, Publisher, Store
 from tierbed.train.lookahead import lookahead
 from tierbed.train.row_optimizer import RowOptimizer
+from tierbed.train.scalars import scalars
 
 if TYPE_CHECKING:
     from tierbed import (
+        accelerate as accelerate,
         backends as backends,
         cli as cli,
         codec as codec,
         config as config,
         dist as dist,
+        lightning as lightning,
         placement as placement,
         recipes as recipes,
         serve as serve,
@@ -80,7 +83,8 @@ if TYPE_CHECKING:
     from tierbed.serve import compile_dense as compile_dense
 else:
     # Loaded on first use, so that importing the package stays quick.
-    _LAZY = dict.fromkeys(("cli", "dist", "recipes", "testing", "torchrec"), "")
+    _NAMES = ("accelerate", "cli", "dist", "lightning", "recipes", "testing", "torchrec")
+    _LAZY = dict.fromkeys(_NAMES, "")
     __getattr__ = lazy_names(__name__, {**_LAZY, "serve": "compile_dense"})
 
 __version__ = _version()
@@ -141,4 +145,5 @@ __all__ = [
     "nn",
     "place",
     "plan_tiers",
+    "scalars",
 ]

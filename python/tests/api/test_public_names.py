@@ -66,6 +66,7 @@ PUBLIC = [
     "nn",
     "place",
     "plan_tiers",
+    "scalars",
 ]
 
 PARAMETERS = {

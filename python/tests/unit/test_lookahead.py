@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import tierbed as tb
 
@@ -218,3 +219,48 @@ def test_what_is_no_collection_is_refused() -> None:
     for emb in (torch.nn.Linear(2, 2), None, [1]):
         with pytest.raises(tb.InvalidError, match="needs the collection"):
             tb.lookahead([], emb)
+
+
+# ---------------------------------------------------------------- the place in an epoch
+
+
+def drawn(is_seeded: bool) -> "DataLoader[int]":
+    generator = torch.Generator().manual_seed(5) if is_seeded else None
+    samples: Any = list(range(12))
+    return DataLoader(samples, 2, shuffle=True, generator=generator)
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("done", [0, 1, 5, 6, 7, 12])
+def test_an_epoch_goes_on_behind_the_batch_that_was_saved(
+    is_seeded: bool, window: int, done: int
+) -> None:
+    def ahead() -> Any:
+        return tb.lookahead(drawn(is_seeded), Buffer(100), window=window, key=itself)
+
+    def epochs(over: Any, count: int) -> Iterator[list[float]]:
+        for _ in range(count):
+            for batch in over:
+                yield [*batch.tolist(), torch.rand(1).item()]
+
+    torch.manual_seed(1)
+    whole = list(epochs(ahead(), 4))
+    torch.manual_seed(1)
+    first = ahead()
+    begun = epochs(first, 4)
+    seen = [next(begun) for _ in range(done)]
+    saved = first.state_dict()
+    torch.manual_seed(2)
+    second = ahead()
+    second.load_state_dict(saved)
+    assert len(second) == 6, "frameworks count all batches of the epoch"
+    seen += epochs(second, 4 - done // 6)
+    assert seen == whole
+
+
+def test_the_last_batch_is_known_where_the_length_is() -> None:
+    ahead = tb.lookahead(range(3), Buffer(100), window=2, key=itself)
+    assert [ahead.is_last for _ in ahead] == [False, False, True]
+    endless = tb.lookahead(iter(range(3)), Buffer(100), window=2, key=itself)
+    assert not any(endless.is_last for _ in endless)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -21,16 +21,21 @@ from typing import Any, Generic, TypeVar
 from tierbed._util.progress import Progress
 from tierbed.data.order import BatchOrder, fingerprint, known_order
 from tierbed.errors import InvalidError
-from tierbed.train.place import Place, generators_now, set_generators
+from tierbed.train.place import (
+    Place,
+    generators_now,
+    set_generators,
+    set_global_generators,
+)
 from tierbed.train.session import Announcing, StepSession
 
-__all__ = ["Lookahead", "lookahead"]
+__all__ = ["Lookahead", "lookahead", "sparse_of"]
 
 Batch = TypeVar("Batch")
 _LOG = logging.getLogger("tierbed")
 
 
-def _sparse(batch: Any) -> Any:
+def sparse_of(batch: Any) -> Any:
     """Takes what a batch looks up from where our own batches have it."""
     try:
         return batch.sparse
@@ -62,7 +67,7 @@ def lookahead(
     loader: Iterable[Batch],
     emb: Any,
     window: int = 64,
-    key: Callable[[Batch], Any] = _sparse,
+    key: Callable[[Batch], Any] = sparse_of,
     *,
     start: int = 0,
 ) -> Lookahead[Batch]:
@@ -139,6 +144,11 @@ class Lookahead(Generic[Batch]):
         done = self._start if self._resumed is None else 0
         return max(0, len(self._loader) - done)  # type: ignore[arg-type]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was handed on is the last one of its epoch, as far as known."""
+        return self._place.batch == self._batches_of_epoch()
+
     def state_dict(self) -> dict[str, Any]:
         """Returns where the epoch stands: batches handed on, and the state of generators.
 
@@ -163,7 +173,10 @@ class Lookahead(Generic[Batch]):
         self._begun = None
 
     def _batches_of_epoch(self) -> int | None:
-        return len(self._loader) if isinstance(self._loader, Sized) else None
+        try:
+            return len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
 
     def __iter__(self) -> Iterator[Batch]:
         begun, self._begun = self._begun, None
@@ -195,26 +208,30 @@ class Lookahead(Generic[Batch]):
             set_generators(loader, resumed.begin)
         follows = window > 0 and _follow(loader, session, window, key, start)
         self._place = Place(start, begin=generators_now(loader))
-        batches = islice(loader, start, None)
+        batches = _from(loader, start, self._batches_of_epoch(), resumed)
         self._start, self._is_read = 0, True
         run = _run_planned if follows else _run
-        for batch in run(_behind(batches, loader, resumed), session, window, key):
+        for batch in run(batches, session, window, key):
             self._place.batch += 1
             yield batch
         self._place = Place(0)
 
 
-def _behind(
-    batches: Iterator[Batch], loader: Iterable[Any], resumed: Place | None
+def _from(
+    loader: Iterable[Batch], start: int, count: int | None, resumed: Place | None
 ) -> Iterator[Batch]:
-    """Yields ``batches``, and puts generators back once those before the first were read."""
-    if resumed is None or resumed.batch == 0:
-        yield from batches
-        return
-    for first in islice(batches, 1):
-        set_generators(loader, resumed.now)
-        yield first
-    yield from batches
+    """Yields the batches of ``loader`` behind the first ``start``; it has ``count``.
+
+    Before the last one the loader is read to its end: samplers draw there once more, and what is
+    saved behind the last batch is saved behind that, too.
+    """
+    batches = islice(loader, start, None)
+    for at, batch in enumerate(batches, start + 1):
+        if at == start + 1 and start > 0 and resumed is not None:
+            set_global_generators(resumed.now)
+        rest = list(islice(batches, 1)) if at == count else []
+        yield batch
+        yield from rest
 
 
 def _is_read_once(loader: Iterable[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 A shuffle is drawn when an epoch begins. So the generators are kept as they were then: put back,
 the loader draws the same order again, and the batches that are done are passed over. Behind them
-the generators are put to where they stood when the place was saved.
+the global generators are put to where they stood when the place was saved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from tierbed._util import state
 from tierbed.data.order import generators_of
 
-__all__ = ["Place", "generators_now", "set_generators"]
+__all__ = ["Place", "generators_now", "set_generators", "set_global_generators"]
 
 Generators = dict[str, Any]
 
@@ -57,6 +57,12 @@ def set_generators(loader: Iterable[Any], saved: Generators | None) -> None:
     for one, before in zip(_own(loader), saved["own"], strict=True):
         one.set_state(before)
     state.set_rng_state(saved["all"])
+
+
+def set_global_generators(saved: Generators | None) -> None:
+    """Puts the global generators back, and leaves those of the loader where it has drawn them."""
+    if saved is not None:
+        state.set_rng_state(saved["all"])
 
 
 def _own(loader: Iterable[Any]) -> list[Any]:
