@@ -142,7 +142,5 @@ def test_a_store_in_memory_is_not_saved(tmp_path: Path) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
         tb.accelerate.register(accelerator, store)
-        with pytest.raises(
-            tb.UnsupportedError, match="to go back to; open the store with"
-        ):
+        with pytest.raises(tb.UnsupportedError, match="to go back to; open the store with"):
             accelerator.save_state(tmp_path / "state")
