@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tierbed.errors import InvalidError
+from tierbed.train.file_checkpoints import Record, check_at, drop_unnamed, keep_checkpoint
 from tierbed.train.lookahead import Lookahead, lookahead as _lookahead, sparse_of
 from tierbed.train.store import Store
-from tierbed.train.twins import Record, check_at, drop_orphans, make_twin
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -84,12 +84,12 @@ def register(accelerator: Accelerator, store: Store, ahead: Any = None) -> None:
 
     def save(_models: Any, _weights: Any, output_dir: str) -> None:
         folder = Path(output_dir)
-        record = make_twin(store, folder)
+        record = keep_checkpoint(store, folder)
         part = folder / f"{_FILE}.part"
         part.write_text(json.dumps(record.as_dict()))
         part.replace(folder / _FILE)
         beside = [_record_in(other) for other in folder.resolve().parent.iterdir()]
-        drop_orphans(store, folder.parent, {one["name"] for one in beside if one is not None})
+        drop_unnamed(store, folder.parent, {one["name"] for one in beside if one is not None})
 
     def load(_models: Any, input_dir: str) -> None:
         check_at(store, _record_in(Path(input_dir)), input_dir)

@@ -30,9 +30,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.train.file_checkpoints import Record, check_at, drop_checkpoints, keep_checkpoint
 from tierbed.train.scalars import scalars
 from tierbed.train.store import Store
-from tierbed.train.twins import Record, check_at, drop_twins, make_twin
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -122,9 +122,9 @@ def _io_class() -> Any:
                     "rows go on training while a file is saved by a thread; leave out "
                     "AsyncCheckpointIO"
                 )
-            record = make_twin(self.store, path)
+            record = keep_checkpoint(self.store, path)
             super().save_checkpoint({**checkpoint, _KEY: record.as_dict()}, path, storage_options)
-            drop_twins(self.store, path, but=record.name)
+            drop_checkpoints(self.store, path, but=record.name)
 
         def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
             checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
@@ -133,7 +133,7 @@ def _io_class() -> Any:
 
         def remove_checkpoint(self, path: Any) -> None:
             super().remove_checkpoint(path)
-            drop_twins(self.store, path)
+            drop_checkpoints(self.store, path)
 
     return StoreCheckpointIO
 

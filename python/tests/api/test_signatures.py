@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FROZEN = Path(__file__).with_name("signatures.txt")
-ROOMS = ("", "backends", "codec", "config", "data", "dist", "errors", "jagged", "nn")
-ROOMS += ("placement", "results", "serve", "testing", "torchrec", "train")
+ROOMS = ("", "accelerate", "backends", "codec", "config", "data", "dist", "errors", "jagged")
+ROOMS += ("lightning", "nn", "placement", "results", "serve", "testing", "torchrec", "train")
 
 
 def lines() -> Iterator[str]:

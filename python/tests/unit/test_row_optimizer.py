@@ -132,6 +132,19 @@ def test_gradients_of_a_compiled_model_are_collected(open_store: Any) -> None:
     assert row(store) == -2
 
 
+def test_ids_of_open_vocabularies_are_collected_by_row(open_store: Any) -> None:
+    store = open_store("file")
+    table = tb.EmbeddingBagConfig(None, DIM, "i", init=tb.Constant(0.0))
+    emb = tb.EmbeddingBagCollection([table], store=store, optimizer=tb.SGD(lr=1.0))
+    optimizer = tb.RowOptimizer(emb)
+    for _ in range(2):
+        summed(emb, 10**12, 7).backward()
+    optimizer.step()
+    ids, rows = store.ids("i")
+    assert sorted(ids.tolist()) == [7, 10**12]
+    assert store.gather_rows("i", rows).tolist() == [[-2.0] * DIM] * 2
+
+
 # ---------------------------------------------------------------- what torch does to gradients
 
 

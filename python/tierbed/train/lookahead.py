@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -211,9 +212,10 @@ class Lookahead(Generic[Batch]):
         batches = _from(loader, start, self._batches_of_epoch(), resumed)
         self._start, self._is_read = 0, True
         run = _run_planned if follows else _run
-        for batch in run(batches, session, window, key):
-            self._place.batch += 1
-            yield batch
+        with closing(run(batches, session, window, key)) as stepped:
+            for batch in stepped:
+                self._place.batch += 1
+                yield batch
         self._place = Place(0)
 
 
@@ -310,7 +312,7 @@ def _make_plan(
 
 def _run_planned(
     batches: Iterator[Batch], session: StepSession, window: int, key: Callable[[Batch], Any]
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     stands = session.find_position()
     for batch in batches:
         if stands is None:
@@ -333,7 +335,7 @@ def _run(
     session: Announcing,
     window: int,
     key: Callable[[Batch], Any],
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     announced: deque[Batch] = deque()  # their rows are in the buffer
     waiting: deque[Batch] = deque()  # read from the loader, not announced yet
     reach = window

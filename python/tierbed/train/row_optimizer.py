@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tierbed.config.optim import Optimizer
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.nn.embedding import Collection
 from tierbed.ops.collected import CollectedGradients, CollectedTable
@@ -82,7 +81,7 @@ class RowOptimizer(torch.optim.Optimizer):
             tables = _tables_of(store, collections)
             groups += [_group(store, table) for table in tables.values()]
             self._stores.append((store, CollectedGradients(store.native, tables)))
-        self._owners = [(s, t.name) for s, one in self._stores for t in one.tables.values()]
+        self._owners = [(store, at) for store, one in self._stores for at in one.tables]
         super().__init__(groups, {} if dense is None else dict(dense.defaults))
         self.dense = dense
         self._is_made = True
@@ -138,8 +137,8 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for (store, name), group in zip(self._owners, self._row_groups, strict=True):
-            _put_in_force(store, name, group)
+        for (store, table), group in zip(self._owners, self._row_groups, strict=True):
+            _put_in_force(store, table, group)
         with torch.no_grad():
             for store, collected in self._stores:
                 if store.watch.collector() is not collected:
@@ -262,16 +261,16 @@ def _group(store: Store, table: CollectedTable) -> dict[str, Any]:
     return {"params": [table.parameter], "table": table.name, **own}
 
 
-def _put_in_force(store: Store, name: str, group: Mapping[str, Any]) -> None:
+def _put_in_force(store: Store, table: int, group: Mapping[str, Any]) -> None:
     """Gives a table the numbers of its group, where they changed."""
-    found: Optimizer = store.optimizer(name)
+    found = store.optimizers[table]
     numbers = {key: group[key] for key in _NUMBERS if key in group and hasattr(found, key)}
     for key, value in numbers.items():
         if isinstance(value, torch.Tensor):
             numbers[key] = value.item()
     wanted = dataclasses.replace(found, **numbers)
     if wanted != found:
-        store.set_optimizer(name, wanted)
+        store.set_optimizer(group["table"], wanted)
 
 
 def _attach(store: Store, collected: CollectedGradients, owner: RowOptimizer) -> None:

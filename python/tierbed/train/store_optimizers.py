@@ -14,6 +14,11 @@ class StoreOptimizers(StoreRows):
 
     _optimizers: dict[int, Optimizer]
 
+    @property
+    def optimizers(self) -> dict[int, Optimizer]:
+        """The optimizers in force, by table id, of the tables that collections use."""
+        return self._optimizers
+
     def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
         """Changes the learning rate from the next step on, of all tables or of ``tables``.
 

@@ -1,9 +1,9 @@
-"""Checkpoints of a store that belong to checkpoints which a framework keeps elsewhere.
+"""Kept checkpoints of a store that belong to files which a framework writes.
 
-A framework writes files of its own: the dense part, loops, random state. Each gets a *twin*, a kept
-checkpoint of the store, whose name stands in a :class:`Record` within the file. The twin comes
-first: after a kill between both the file before still has its own. To go on from a file the store
-is opened at its twin; a store that stands elsewhere is refused.
+A framework writes files of its own: the dense part, loops, random state. Each gets a kept
+checkpoint of the store, whose name stands in a :class:`Record` within the file. The checkpoint is
+made first: after a kill between both the file before still has its own. To go on from a file the
+store is opened at its checkpoint; a store that stands elsewhere is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.train.store import Store
 
-__all__ = ["Record", "check_at", "drop_orphans", "drop_twins", "make_twin", "prefix_of"]
+__all__ = ["Record", "check_at", "drop_checkpoints", "drop_unnamed", "keep_checkpoint", "prefix_of"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """The twin of a file.
+    """The checkpoint of a file.
 
     Args:
         name: Name of the kept checkpoint.
@@ -46,7 +46,7 @@ class Record:
 
 
 def prefix_of(path: str | os.PathLike[str]) -> str:
-    """Returns what names of twins of the file or folder at ``path`` begin with."""
+    """Returns what names of checkpoints of the file or folder at ``path`` begin with."""
     parent, base = os.path.split(os.path.abspath(os.fspath(path)))
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", os.path.splitext(base)[0])[:40]
     return f"{stem}{_mark(parent)}{_digest(base)}-"
@@ -60,8 +60,8 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
-def make_twin(store: Store, path: str | os.PathLike[str]) -> Record:
-    """Checkpoints ``store`` as the twin of what will be written to ``path``.
+def keep_checkpoint(store: Store, path: str | os.PathLike[str]) -> Record:
+    """Checkpoints ``store`` for what will be written to ``path``, and keeps it.
 
     Raises:
         UnsupportedError: The process is one of several ranks, or the store keeps no checkpoints.
@@ -83,16 +83,16 @@ def make_twin(store: Store, path: str | os.PathLike[str]) -> Record:
     return Record(name, number, _steps(store))
 
 
-def drop_twins(store: Store, path: str | os.PathLike[str], but: str | None = None) -> None:
-    """Drops the twins of ``path``, whose file is gone or was written anew, except ``but``."""
+def drop_checkpoints(store: Store, path: str | os.PathLike[str], but: str | None = None) -> None:
+    """Drops those of ``path``, whose file is gone or was written anew, except ``but``."""
     start = prefix_of(path)
     for kept in store.checkpoints():
         if kept.name.startswith(start) and kept.name != but:
             store.drop_checkpoint(kept.name)
 
 
-def drop_orphans(store: Store, folder: str | os.PathLike[str], names: Collection[str]) -> None:
-    """Drops the twins of files in ``folder`` that are none of ``names``."""
+def drop_unnamed(store: Store, folder: str | os.PathLike[str], names: Collection[str]) -> None:
+    """Drops those of files in ``folder`` that are none of ``names``."""
     mark = _mark(os.path.abspath(os.fspath(folder)))
     for kept in store.checkpoints():
         if mark in kept.name and kept.name not in names:
