@@ -21,6 +21,7 @@ CLASSES = [
 ]
 FUNCTIONS = ["find_neighbours", "lookahead", "place", "plan_tiers"]
 NAMED = {name: getattr(tb, name) for name in CLASSES + FUNCTIONS} | {"Server": serve.Server}
+NAMED |= {name: getattr(tb.nn, name) for name in ("NgramHash", "NgramMemory")}
 
 
 @pytest.mark.parametrize("name", NAMED)

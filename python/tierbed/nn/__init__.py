@@ -1,4 +1,4 @@
-"""Modules: collections over a store, and three click models on top of them."""
+"""Modules: collections over a store, and click models and an n-gram memory on top of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tierbed.nn.embedding import (
     EmbeddingCollection,
     RowSource,
 )
+from tierbed.nn.ngram import NgramHash, NgramMemory
 from tierbed.nn.pnn import PNN
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingCollection",
+    "NgramHash",
+    "NgramMemory",
     "build_model",
 ]
 

@@ -1,0 +1,174 @@
+"""What the examples share: options, rows in plain torch to compare with, a report and a figure."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+
+import tierbed as tb
+
+MIB = 1 << 20
+
+
+def arguments(description: str, *, budget: str, epochs: int) -> argparse.ArgumentParser:
+    """Returns a parser with the options that all examples have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", nargs="+", type=Path, help="files to train on, not generated")
+    parser.add_argument("--budget", default=budget, help=f"memory of the store ({budget})")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--store", type=Path, help="its folder; by default a temporary one")
+    parser.add_argument("--check", action="store_true", help="train in plain torch, too; compare")
+    parser.add_argument("--figure", type=Path, help="draw the quality of each epoch into this file")
+    return parser
+
+
+@dataclass
+class Run:
+    """What a training run came to."""
+
+    name: str
+    quality: list[float] = field(default_factory=list)  # of each epoch
+    seconds: float = 0.0
+    rows_bytes: int = 0  # the most memory that rows, their state and indexes took
+
+
+@contextmanager
+def timed(run: Run) -> Iterator[None]:
+    """Adds the time of a block to ``run``."""
+    begun = time.perf_counter()
+    yield
+    run.seconds += time.perf_counter() - begun
+
+
+@contextmanager
+def opened(folder: Path | None, budget: str) -> Iterator[tb.Store]:
+    """Opens a store in ``folder``, or in one that is removed afterwards."""
+    with ExitStack() as stack:
+        folder = folder or Path(stack.enter_context(TemporaryDirectory())) / "store"
+        yield stack.enter_context(tb.Store.open(folder, dram_budget=budget))
+
+
+def root(values: Tensor) -> Tensor:
+    """Returns the square root, rounded as IEEE 754 says; torch's of float32 may be one bit off."""
+    return values.double().sqrt().float()
+
+
+class TorchRows(nn.Module):
+    """The tables of a collection as tensors in memory: what it does, in plain torch.
+
+    Backward steps the rows, as it does those of a store. Every sum is in the order of the batch
+    and no product is fused with a sum, so that bits may be compared; ``torch.optim`` promises
+    neither.
+
+    Args:
+        collection: A collection whose rows are copied; its store may then be closed.
+        optimizer: That of the rows.
+    """
+
+    def __init__(self, collection: tb.EmbeddingCollection, optimizer: tb.Adagrad | tb.Adam) -> None:
+        super().__init__()
+        self.tables = {config.name: config for config in collection.embedding_configs()}
+        rows = collection.full_state_dict()
+        self.rows = {name: rows[f"embeddings.{name}.weight"] for name in self.tables}
+        words = 2 if isinstance(optimizer, tb.Adam) else 1
+        self.state = {
+            name: [torch.zeros_like(of_table) for _ in range(words)]
+            for name, of_table in self.rows.items()
+        }
+        self.steps = dict.fromkeys(self.tables, 0)
+        self.optimizer = optimizer
+
+    def forward(self, bags: tb.KeyedJaggedTensor) -> dict[str, tb.JaggedTensor]:
+        """Looks up a batch, every table once."""
+        found = {}
+        for name, config in self.tables.items():
+            parts = [bags[feature] for feature in config.feature_names]
+            unique, at = torch.cat([part.values() for part in parts]).unique(return_inverse=True)
+            touched = self.rows[name][unique]
+            if self.training and torch.is_grad_enabled():
+                touched.requires_grad_().register_post_accumulate_grad_hook(
+                    partial(self._step, name, unique)
+                )
+            rows = nn.functional.embedding(at, touched)
+            sizes = [part.values().numel() for part in parts]
+            for feature, part, of_part in zip(
+                config.feature_names, parts, rows.split(sizes), strict=True
+            ):
+                found[feature] = tb.JaggedTensor(of_part, lengths=part.lengths())
+        return found
+
+    @torch.no_grad()
+    def _step(self, name: str, unique: Tensor, touched: Tensor) -> None:
+        self.steps[name] += 1
+        grad, optimizer = touched.grad, self.optimizer
+        state = [of_table[unique] for of_table in self.state[name]]
+        if isinstance(optimizer, tb.Adam):
+            beta1, beta2 = optimizer.betas
+            state[0] += (grad - state[0]) * (1 - beta1)
+            state[1] += (grad * grad - state[1]) * (1 - beta2)
+            corrections = [1 - beta ** self.steps[name] for beta in optimizer.betas]
+            lr = optimizer.lr * math.sqrt(corrections[1]) / corrections[0]
+            change = state[0] / (root(state[1]) + optimizer.eps) * lr
+        else:
+            state[0] += grad * grad
+            change = grad / (root(state[0]) + optimizer.eps) * optimizer.lr
+        self.rows[name][unique] = touched - change
+        for of_table, stepped in zip(self.state[name], state, strict=True):
+            of_table[unique] = stepped
+
+    def bytes(self) -> int:
+        """Returns the bytes of rows and state."""
+        state = [each for of_table in self.state.values() for each in of_table]
+        return sum(each.nbytes for each in [*self.rows.values(), *state])
+
+    def differences(self, store: tb.Store) -> int:
+        """Counts the weights whose bits are not those of ``store``."""
+        count = 0
+        for name, rows in self.rows.items():
+            theirs = store.read_rows(name, 0, len(rows))
+            count += int((rows.view(torch.int32) != theirs.view(torch.int32)).sum())
+        return count
+
+
+def report(runs: list[Run], quality: str) -> None:
+    """Prints a line per run."""
+    for run in runs:
+        print(
+            f"{run.name}: {quality} {run.quality[-1]:.4f}, {run.seconds:.1f} s, "
+            f"rows took {run.rows_bytes / MIB:.1f} MiB of memory",
+            flush=True,
+        )
+
+
+def check(differing_rows: int, runs: list[Run]) -> None:
+    """Ends the program unless rows and quality are those of plain torch, bit for bit."""
+    ours, theirs = runs
+    print(f"{differing_rows} weights differ in bits from plain torch", flush=True)
+    if differing_rows or ours.quality != theirs.quality:
+        raise SystemExit(f"not plain torch's numbers: {ours.quality}, {theirs.quality}")
+
+
+def draw(path: Path, runs: list[Run], quality: str) -> None:
+    """Draws the quality of every epoch, a line per run; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="epoch", ylabel=quality)
+    for run, style in zip(runs, ("-", "--", ":"), strict=False):
+        axes.plot(range(1, len(run.quality) + 1), run.quality, style, marker="o", label=run.name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+    figure.savefig(path)
+    print(f"drew {path}", flush=True)
