@@ -79,21 +79,21 @@ class TorchRows(nn.Module):
 
     def __init__(self, collection: tb.EmbeddingCollection, optimizer: tb.Adagrad | tb.Adam) -> None:
         super().__init__()
-        self.tables = {config.name: config for config in collection.embedding_configs()}
+        self.configs = {config.name: config for config in collection.embedding_configs()}
         rows = collection.full_state_dict()
-        self.rows = {name: rows[f"embeddings.{name}.weight"] for name in self.tables}
+        self.rows = {name: rows[f"embeddings.{name}.weight"] for name in self.configs}
         words = 2 if isinstance(optimizer, tb.Adam) else 1
         self.state = {
             name: [torch.zeros_like(of_table) for _ in range(words)]
             for name, of_table in self.rows.items()
         }
-        self.steps = dict.fromkeys(self.tables, 0)
+        self.steps = dict.fromkeys(self.configs, 0)
         self.optimizer = optimizer
 
     def forward(self, bags: tb.KeyedJaggedTensor) -> dict[str, tb.JaggedTensor]:
         """Looks up a batch, every table once."""
         found = {}
-        for name, config in self.tables.items():
+        for name, config in self.configs.items():
             parts = [bags[feature] for feature in config.feature_names]
             unique, at = torch.cat([part.values() for part in parts]).unique(return_inverse=True)
             touched = self.rows[name][unique]
@@ -127,6 +127,22 @@ class TorchRows(nn.Module):
         self.rows[name][unique] = touched - change
         for of_table, stepped in zip(self.state[name], state, strict=True):
             of_table[unique] = stepped
+
+    def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Returns rows of a table, as a store does."""
+        return self.rows[table][first_row : first_row + row_count]
+
+    def gather_rows(self, table: str, rows: Tensor) -> Tensor:
+        """Returns rows of a table in any order, as a store does."""
+        return self.rows[table][rows]
+
+    def tables(self) -> list[dict[str, object]]:
+        """Returns what :func:`tierbed.nn.row_chunks` asks of a store."""
+        return [{"name": name, "row_count": len(rows)} for name, rows in self.rows.items()]
+
+    def vocabularies(self) -> dict[str, dict[str, object]]:
+        """Returns the tables of open vocabulary: none."""
+        return {}
 
     def bytes(self) -> int:
         """Returns the bytes of rows and state."""

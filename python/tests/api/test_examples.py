@@ -21,7 +21,8 @@ CLASSES = [
 ]
 FUNCTIONS = ["find_neighbours", "lookahead", "place", "plan_tiers"]
 NAMED = {name: getattr(tb, name) for name in CLASSES + FUNCTIONS} | {"Server": serve.Server}
-NAMED |= {name: getattr(tb.nn, name) for name in ("NgramHash", "NgramMemory")}
+OF_NN = ["NgramHash", "NgramMemory", "sampled_logits", "top_k"]
+NAMED |= {name: getattr(tb.nn, name) for name in OF_NN}
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -1,4 +1,4 @@
-"""Modules: collections over a store, and click models and an n-gram memory on top of them."""
+"""Modules: collections over a store, click models and an n-gram memory on top, and retrieval."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tierbed.nn.embedding import (
 )
 from tierbed.nn.ngram import NgramHash, NgramMemory
 from tierbed.nn.pnn import PNN
+from tierbed.nn.retrieval import RowChunk, TopK, row_chunks, sampled_logits, top_k
 
 __all__ = [
     "DLRM",
@@ -30,7 +31,12 @@ __all__ = [
     "EmbeddingCollection",
     "NgramHash",
     "NgramMemory",
+    "RowChunk",
+    "TopK",
     "build_model",
+    "row_chunks",
+    "sampled_logits",
+    "top_k",
 ]
 
 MODELS: dict[str, type[CtrModel]] = {cls.kind: cls for cls in (DLRM, DeepFM, PNN)}
