@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +157,49 @@ class TorchRows(nn.Module):
             theirs = store.read_rows(name, 0, len(rows))
             count += int((rows.view(torch.int32) != theirs.view(torch.int32)).sum())
         return count
+
+
+def compare(
+    options: argparse.Namespace,
+    build: Callable[[tb.Store], nn.Module],
+    train: Callable[[Run, nn.Module, Iterable[Any], Any], None],
+    loader: Iterable[Any],
+    *,
+    quality: str,
+    optimizer: tb.Adagrad | tb.Adam,
+    finish: Callable[[nn.Module, tb.Store], None] | None = None,
+) -> None:
+    """Trains on disk and, with ``--check``, in plain torch; reports, compares and draws.
+
+    Args:
+        options: Those of :func:`arguments`.
+        build: Makes a model with ``embeddings`` on a store, with the same dense weights each time.
+        train: Trains a model with batches and adds the quality of each epoch; takes where the rows
+            can be read, too.
+        loader: Yields the batches of an epoch.
+        quality: What is measured.
+        optimizer: That of the rows.
+        finish: Does more with the model on disk, when it is trained.
+    """
+    runs = [Run("on disk")]
+    with opened(options.store, options.budget) as store:
+        model = build(store)
+        train(runs[0], model, tb.lookahead(loader, model), store)
+        runs[0].rows_bytes = store.stats()["budget"]["peak_bytes"]
+        if finish is not None:
+            finish(model, store)
+        if options.check:
+            runs.append(Run("plain torch"))
+            with tb.Store.open(backend="memory", dram_budget="64GiB") as twin:
+                model = build(twin)
+                model.embeddings = rows = TorchRows(model.embeddings, optimizer)
+            train(runs[1], model, loader, rows)
+            runs[1].rows_bytes = rows.bytes()
+        report(runs, quality)
+        if options.check:
+            check(rows.differences(store), runs)
+    if options.figure:
+        draw(options.figure, runs, quality)
 
 
 def report(runs: list[Run], quality: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import histories
 import numpy as np
 import torch
-from comparison import Run, TorchRows, arguments, check, draw, opened, report, timed
+from comparison import Run, arguments, compare, timed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -170,25 +170,11 @@ def main() -> None:
                     optimizer.step()
             run.quality.append(recall(model, source, of, tested))
 
-    quality, runs = f"recall@{K}", [Run("on disk")]
-    with opened(options.store, options.budget) as store:
-        model = build(store)
-        train(runs[0], model, tb.lookahead(loader, model), store)
-        runs[0].rows_bytes = store.stats()["budget"]["peak_bytes"]
+    def finish(model: Towers, store: tb.Store) -> None:
         if options.vectors:
             write_vectors(options.vectors, model, store, (of.item_count, options.dim))
-        if options.check:
-            runs.append(Run("plain torch"))
-            with tb.Store.open(backend="memory", dram_budget="64GiB") as twin:
-                model = build(twin)
-                model.embeddings = rows = TorchRows(model.embeddings, OF_ROWS)
-            train(runs[1], model, loader, rows)
-            runs[1].rows_bytes = rows.bytes()
-        report(runs, quality)
-        if options.check:
-            check(rows.differences(store), runs)
-    if options.figure:
-        draw(options.figure, runs, quality)
+
+    compare(options, build, train, loader, quality=f"recall@{K}", optimizer=OF_ROWS, finish=finish)
 
 
 if __name__ == "__main__":
