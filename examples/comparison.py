@@ -66,6 +66,13 @@ def root(values: Tensor) -> Tensor:
     return values.double().sqrt().float()
 
 
+def summed(rows: tb.JaggedTensor) -> Tensor:
+    """Returns the sum of each bag ``[B, D]``, added in the order of the batch."""
+    bag = torch.repeat_interleave(rows.lengths())
+    empty = rows.values().new_zeros(rows.lengths().numel(), rows.values().shape[1])
+    return empty.index_add(0, bag, rows.values())
+
+
 class TorchRows(nn.Module):
     """The tables of a collection as tensors in memory: what it does, in plain torch.
 
@@ -78,11 +85,15 @@ class TorchRows(nn.Module):
         optimizer: That of the rows.
     """
 
-    def __init__(self, collection: tb.EmbeddingCollection, optimizer: tb.Adagrad | tb.Adam) -> None:
+    def __init__(self, collection: nn.Module, optimizer: tb.Adagrad | tb.Adam) -> None:
         super().__init__()
-        self.configs = {config.name: config for config in collection.embedding_configs()}
+        self.is_pooled = isinstance(collection, tb.EmbeddingBagCollection)
+        of_bags, of_rows = "embedding_bag_configs", "embedding_configs"
+        configs = getattr(collection, of_bags if self.is_pooled else of_rows)()
+        self.configs = {config.name: config for config in configs}
         rows = collection.full_state_dict()
-        self.rows = {name: rows[f"embeddings.{name}.weight"] for name in self.configs}
+        prefix = collection.state_prefix
+        self.rows = {name: rows[f"{prefix}.{name}.weight"] for name in self.configs}
         words = 2 if isinstance(optimizer, tb.Adam) else 1
         self.state = {
             name: [torch.zeros_like(of_table) for _ in range(words)]
@@ -91,8 +102,8 @@ class TorchRows(nn.Module):
         self.steps = dict.fromkeys(self.configs, 0)
         self.optimizer = optimizer
 
-    def forward(self, bags: tb.KeyedJaggedTensor) -> dict[str, tb.JaggedTensor]:
-        """Looks up a batch, every table once."""
+    def forward(self, bags: tb.KeyedJaggedTensor) -> dict[str, tb.JaggedTensor] | tb.KeyedTensor:
+        """Looks up a batch, every table once; sums the bags of a pooled collection."""
         found = {}
         for name, config in self.configs.items():
             parts = [bags[feature] for feature in config.feature_names]
@@ -108,7 +119,12 @@ class TorchRows(nn.Module):
                 config.feature_names, parts, rows.split(sizes), strict=True
             ):
                 found[feature] = tb.JaggedTensor(of_part, lengths=part.lengths())
-        return found
+        if not self.is_pooled:
+            return found
+        pooled = [summed(of_feature) for of_feature in found.values()]
+        return tb.KeyedTensor(
+            list(found), [one.shape[1] for one in pooled], torch.cat(pooled, dim=1)
+        )
 
     @torch.no_grad()
     def _step(self, name: str, unique: Tensor, touched: Tensor) -> None:
@@ -200,6 +216,16 @@ def compare(
             check(rows.differences(store), runs)
     if options.figure:
         draw(options.figure, runs, quality)
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    """Returns how often a positive has a larger score than a negative; ties count half."""
+    _, at, counts = scores.double().unique(return_inverse=True, return_counts=True)
+    ranks = counts.cumsum(0).double() - (counts - 1) / 2  # the mean rank of equal scores
+    is_positive = labels > 0.5
+    positives, negatives = int(is_positive.sum()), int((~is_positive).sum())
+    above = ranks[at][is_positive].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
 
 
 def report(runs: list[Run], quality: str) -> None:
