@@ -126,10 +126,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=50_000, help="of generated data")
     parser.add_argument("--dim", type=int, default=32)
     options = parser.parse_args()
-    if options.data:
-        of = histories.read(options.data)
-    else:
-        of = histories.generate(options.users, options.items, seed=3)
+    of = histories.of(options)
     loader = DataLoader(Candidates(of), batch_size=None)
 
     def build(store: tb.Store) -> Din:

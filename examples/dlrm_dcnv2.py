@@ -65,9 +65,8 @@ class Generated(Dataset[Batch]):
     def __init__(self, sizes: list[int], batch: int, count: int) -> None:
         self.sizes, self.batch, self.count = sizes, batch, count
         generator = torch.Generator().manual_seed(3)
-        self.effects = [
-            torch.randn(min(size, 1 << 20), generator=generator) * 0.7 for size in sizes[::4]
-        ]
+        counts = [min(size, 1 << 20) for size in sizes[::4]]
+        self.effects = [0.7 * torch.randn(count, generator=generator) for count in counts]
 
     def __len__(self) -> int:
         return self.count
@@ -83,8 +82,8 @@ class Generated(Dataset[Batch]):
         for of_feature, effects in zip(values[::4], self.effects, strict=True):
             logits = logits + effects[of_feature % len(effects)]
         labels = (torch.rand(self.batch, generator=generator) < torch.sigmoid(logits)).float()
-        is_held_out = at >= self.count * (1 - HELD_OUT)
-        return Batch(dense, to_bags(values, self.sizes), labels, is_held_out)
+        bags = to_bags(values, self.sizes)
+        return Batch(dense, bags, labels, is_held_out=at >= self.count * (1 - HELD_OUT))
 
 
 class Criteo:

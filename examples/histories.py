@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +73,10 @@ def generate(users: int, items: int, seed: int) -> Histories:
     taken = torch.stack(steps, dim=1).tolist()
     cut = zip(taken, lengths.tolist(), strict=True)
     return Histories([of_user[:length] for of_user, length in cut], items)
+
+
+def of(options: argparse.Namespace) -> Histories:
+    """Reads the files of ``--data``, or generates ``--users`` and ``--items``."""
+    if options.data:
+        return read(options.data)
+    return generate(options.users, options.items, seed=3)

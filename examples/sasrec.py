@@ -13,6 +13,7 @@ softmax with negatives that a batch shares; of HSTU the layer, with a bias per d
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -31,7 +32,6 @@ ATTENTION_HEADS = 2
 K = 10
 TESTED = 2000
 CHUNK_ROWS = 8192
-OF_ROWS = tb.Adam(lr=1e-2)
 
 
 class Batch(NamedTuple):
@@ -116,12 +116,14 @@ class HstuBlock(nn.Module):
 class Model(nn.Module):
     """Two layers over the rows of a history."""
 
-    def __init__(self, items: int, dim: int, block: type[nn.Module], store: tb.Store) -> None:
+    def __init__(self, items: int, options: argparse.Namespace, store: tb.Store) -> None:
         super().__init__()
+        dim, block = options.dim, {"sasrec": SasrecBlock, "hstu": HstuBlock}[options.block]
         features = ["history", "next", "drawn"]
         init = tb.Normal(std=dim**-0.5)
         table = tb.EmbeddingConfig(items, dim, "item", feature_names=features, init=init)
-        self.embeddings: nn.Module = tb.EmbeddingCollection([table], store=store, optimizer=OF_ROWS)
+        of_rows = tb.Adam(lr=options.lr)
+        self.embeddings: nn.Module = tb.EmbeddingCollection([table], store=store, optimizer=of_rows)
         self.positions = nn.Parameter(torch.zeros(LENGTH, dim))
         self.blocks = nn.Sequential(block(dim), block(dim), nn.LayerNorm(dim))
 
@@ -168,21 +170,18 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=50_000, help="of generated data")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--drawn", type=int, default=256, help="negatives drawn per batch")
+    parser.add_argument("--lr", type=float, default=5e-3, help="learning rate; real logs: 1e-3")
     parser.add_argument("--block", choices=["sasrec", "hstu"], default="sasrec")
     options = parser.parse_args()
-    if options.data:
-        of = histories.read(options.data)
-    else:
-        of = histories.generate(options.users, options.items, seed=3)
+    of = histories.of(options)
     loader = DataLoader(Sequences(of, options.drawn), batch_size=None)
 
     def build(store: tb.Store) -> Model:
         torch.manual_seed(7)
-        block = {"sasrec": SasrecBlock, "hstu": HstuBlock}[options.block]
-        return Model(of.item_count, options.dim, block, store)
+        return Model(of.item_count, options, store)
 
     def train(run: Run, model: Model, batches: Iterable[Batch], source: Any) -> None:
-        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
         for _ in range(options.epochs):
             with timed(run):
                 for batch in batches:
@@ -191,7 +190,7 @@ def main() -> None:
                     optimizer.step()
             run.quality.append(ndcg(model, source, of))
 
-    compare(options, build, train, loader, quality=f"NDCG@{K}", optimizer=OF_ROWS)
+    compare(options, build, train, loader, quality=f"NDCG@{K}", optimizer=tb.Adam(lr=options.lr))
 
 
 if __name__ == "__main__":

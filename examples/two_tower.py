@@ -148,10 +148,7 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, default=256, help="negatives drawn per batch")
     parser.add_argument("--vectors", help="write the items' vectors into this npy file")
     options = parser.parse_args()
-    if options.data:
-        of = histories.read(options.data)
-    else:
-        of = histories.generate(options.users, options.items, seed=3)
+    of = histories.of(options)
     log_q, pairs = of.log_q(), Pairs(of, options.drawn)
     loader = DataLoader(pairs, batch_size=None)
     tested = torch.arange(0, len(of.items), max(1, len(of.items) // TESTED))

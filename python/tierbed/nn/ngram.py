@@ -4,9 +4,10 @@ What a position of a text looks up depends on its tokens alone. So the rows of c
 known before the model runs, and lie ready when it asks. That lets the memory be far larger than
 the model, and lie on an SSD.
 
-Source: Engram (Cheng et al., 2026): several orders, several hash heads, a gate by the hidden
-state; SCONE (Yu et al., arXiv 2502.01637): rows of n-grams kept off the accelerator. Differs: no
-convolution behind the gate and no folding of the vocabulary, because a tokenizer decides that.
+Source: Engram (Cheng et al., arXiv 2601.07372): several orders, several hash heads, a gate by the
+hidden state; SCONE (Yu et al., arXiv 2502.01637): rows of n-grams kept off the accelerator.
+Differs: no convolution behind the gate and no folding of the vocabulary, because a tokenizer
+decides that.
 """
 
 from __future__ import annotations
