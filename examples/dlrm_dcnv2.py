@@ -90,8 +90,8 @@ class Criteo:
     """Batches of a log in its order; then those held out."""
 
     def __init__(self, files: list[Path], sizes: list[int], batch: int, folder: Path) -> None:
-        vocabulary = tb.data.build_vocabulary(files, folder / "vocabulary")
-        self.data = tb.data.CriteoData(files, vocabulary, batch)
+        tb.data.build_vocabulary(files, folder / "vocabulary")
+        self.data = tb.data.CriteoData(files, folder / "vocabulary", batch)
         self.parts = self.data.split_last(HELD_OUT)
         self.sizes = sizes
 
@@ -102,9 +102,9 @@ class Criteo:
 
     def __iter__(self) -> Iterator[Batch]:
         for part, is_held_out in zip(self.parts, (False, True), strict=True):
-            for dense, sparse, labels in part.batches(part.first, part.stop, part.batch_size):
-                values = [sparse[name].values() for name in sparse.keys()]
-                yield Batch(dense, to_bags(values, self.sizes), labels, is_held_out)
+            for read in part.batches(part.first, part.stop, part.batch_size):
+                bags = to_bags(list(read.sparse.values().chunk(len(NAMES))), self.sizes)
+                yield Batch(read.dense, bags, read.label, is_held_out)
 
 
 def layers(sizes: list[int], is_output: bool = False) -> nn.Sequential:
