@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from example_kit import last, run
 
 
@@ -21,6 +22,7 @@ def test_it_has_the_bits_of_plain_torch_and_learns(tmp_path: Path) -> None:
     assert "<svg" in figure.read_text()
 
 
+@pytest.mark.slow
 def test_it_reads_ratings_and_holds_out_the_latest(tmp_path: Path) -> None:
     # The latest stand first: were they trained on, the held-out ones would be fives.
     latest = [f"{user},9,1,{2000 + user}" for user in range(1024)]

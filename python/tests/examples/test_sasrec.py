@@ -11,7 +11,7 @@ REAL = Path(__file__).parents[4] / "shared" / "data" / "queries" / "amz-beauty.t
 SMALL = ["--users=1500", "--items=400", "--dim=32", "--budget=4MiB", "--drawn=64"]
 
 
-@pytest.mark.parametrize("block", ["sasrec", "hstu"])
+@pytest.mark.parametrize("block", ["sasrec", pytest.param("hstu", marks=pytest.mark.slow)])
 def test_it_has_the_bits_of_plain_torch_and_learns_what_follows(block: str, tmp_path: Path) -> None:
     figure = tmp_path / "ndcg.svg"
     options = ["--epochs=10", "--check", f"--block={block}", f"--figure={figure}"]
