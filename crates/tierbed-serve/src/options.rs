@@ -70,8 +70,8 @@ pub struct Limits {
     pub body_bytes_max: usize,
     /// Most indices in one lookup.
     pub indices_max: usize,
-    /// Most indices of a lookup that the thread that received it answers at once, where all its
-    /// rows are in memory; 0: every lookup goes through the queue.
+    /// Most indices of a lookup that is answered by the thread that received it, which waits for
+    /// nothing but pages; 0: every lookup goes through the queue.
     pub inline_indices_max: usize,
     /// Most bags in one lookup: samples times features.
     pub bags_max: usize,

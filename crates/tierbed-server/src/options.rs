@@ -161,7 +161,7 @@ pub struct Limiting {
     #[arg(long, value_name = "COUNT", value_parser = count)]
     #[arg(default_value_t = of(|limits| limits.indices_max))]
     pub indices_max: usize,
-    /// Most indices of a lookup that is answered at once where its rows are in memory; 0: none is.
+    /// Most indices of a lookup that is answered by the thread that received it; 0: none is.
     #[arg(long, value_name = "COUNT", value_parser = count_or_0)]
     #[arg(default_value_t = of(|limits| limits.inline_indices_max))]
     pub inline_indices_max: usize,

@@ -35,8 +35,8 @@ class Limits:
             comes; one that would wait longer gets a 503 at once.
         body_bytes_max: Largest body accepted.
         indices_max: Most indices in one lookup.
-        inline_indices_max: Most indices of a lookup that is answered at once where its rows are in
-            memory; 0: none is.
+        inline_indices_max: Most indices of a lookup that is answered by the thread that received
+            it; 0: none is.
         bags_max: Most bags in one lookup: samples times features.
         answer_bytes_max: Largest answer to a lookup.
         buffer_bytes_max: Bytes of bodies and answers beyond the first 64 KiB of each.
