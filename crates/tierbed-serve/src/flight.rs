@@ -28,7 +28,7 @@ pub(crate) struct Flight<'a, P> {
     pub(crate) serving: Serving<'a>,
     pub(crate) times: Times,
     pub(crate) prepared: P,
-    pub(crate) flying: Box<Flying>,
+    pub(crate) flying: Flying,
 }
 
 /// The ring of a reader, as the runtime of one server watches it.
@@ -69,7 +69,7 @@ impl<P: Checked> Flight<'_, P> {
         }
         let Self { serving, times, mut prepared, flying } = self;
         let answered = guarded(&serving, || {
-            let stats = prepared.finish(*flying)?;
+            let stats = prepared.finish(flying)?;
             prepared.found(&stats, &serving, steps)
         })?;
         Ok(times.made(&serving, steps, answered))

@@ -93,7 +93,7 @@ pub(crate) enum AtOnce<P> {
     /// Its pages are on their way.
     Flies {
         prepared: P,
-        flying: Box<Flying>,
+        flying: Flying,
     },
     Left(P),
 }

@@ -111,9 +111,11 @@ struct ReaderIo {
 struct State {
     idle: Vec<Reader>,
     idle_small: Vec<Reader>,
-    idle_flying: Vec<Reader>,
+    #[expect(clippy::vec_box, reason = "readers go from call to call, and are not copied")]
+    idle_flying: Vec<Box<Reader>>,
     /// Flying readers whose callers left before all pages came.
-    landing: Vec<Reader>,
+    #[expect(clippy::vec_box, reason = "as above")]
+    landing: Vec<Box<Reader>>,
     /// By number of the reader; full ones come first.
     io: Vec<ReaderIo>,
     full_count: usize,
@@ -207,12 +209,12 @@ impl Readers {
 
     /// Takes a flying reader without waiting; `None` where all are in use, or the I/O engine has no
     /// ring.
-    pub(crate) fn try_take_flying(&self) -> Option<Reader> {
+    pub(crate) fn try_take_flying(&self) -> Option<Box<Reader>> {
         let mut state = lock(&self.state);
         if let Some(reader) = state.idle_flying.pop() {
             return Some(reader);
         }
-        if let Some(at) = state.landing.iter_mut().position(Reader::has_landed) {
+        if let Some(at) = state.landing.iter_mut().position(|reader| reader.has_landed()) {
             return Some(state.landing.swap_remove(at));
         }
         if state.flying_count >= state.flying_count_max {
@@ -221,7 +223,7 @@ impl Readers {
         state.flying_count += 1;
         let made = self.make(FLYING, state);
         if made.as_ref().is_some_and(Reader::has_ring) {
-            return made;
+            return made.map(Box::new);
         }
         // No more are made where the kernel refuses rings, or there is no memory.
         let mut state = lock(&self.state);
@@ -246,7 +248,7 @@ impl Readers {
     }
 
     /// Takes back a flying reader, whose pages may still be on their way.
-    pub(crate) fn take_back_flying(&self, mut reader: Reader) {
+    pub(crate) fn take_back_flying(&self, mut reader: Box<Reader>) {
         let (io, has_landed) = (io_of(&reader), reader.has_landed());
         let mut state = lock(&self.state);
         state.note(&reader, io);
@@ -277,7 +279,8 @@ impl Readers {
     pub(crate) fn attach_idle(&self, layers: &Layers) {
         let mut state = lock(&self.state);
         let State { idle, idle_small, idle_flying, .. } = &mut *state;
-        let all = idle.iter_mut().chain(idle_small).chain(idle_flying);
+        let flying = idle_flying.iter_mut().map(|reader| &mut **reader);
+        let all = idle.iter_mut().chain(idle_small).chain(flying);
         all.for_each(|reader| reader.attach(layers));
     }
 

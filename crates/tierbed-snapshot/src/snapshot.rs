@@ -587,12 +587,12 @@ impl Snapshot {
     }
 
     /// Takes a flying reader that is free now.
-    pub(crate) fn try_take_flying(&self) -> Option<Reader> {
+    pub(crate) fn try_take_flying(&self) -> Option<Box<Reader>> {
         self.readers.try_take_flying()
     }
 
     /// Takes a flying reader back.
-    pub(crate) fn take_back_flying(&self, reader: Reader) {
+    pub(crate) fn take_back_flying(&self, reader: Box<Reader>) {
         self.readers.take_back_flying(reader);
     }
 

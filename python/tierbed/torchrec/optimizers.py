@@ -71,5 +71,6 @@ def state_rows(
 
 
 def steps_of(applied: torch.optim.Optimizer, weight: Tensor) -> int:
-    """Returns how many steps ``applied`` did on ``weight``; 0 where it does not count."""
-    return int(applied.state.get(weight, {}).get("step", 0))
+    """Returns how many steps ``applied`` did on ``weight``; 0 where it keeps no state of it."""
+    state = applied.state.get(weight)
+    return int(state["step"]) if state else 0

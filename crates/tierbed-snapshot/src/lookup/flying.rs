@@ -33,7 +33,7 @@ pub enum Begun {
     /// All rows were in memory.
     Done(LookupStats),
     /// Pages are on their way.
-    Flying(Box<Flying>),
+    Flying(Flying),
     /// Something else has to be waited for: nothing was written, counted or told to a policy.
     Left,
 }
@@ -44,7 +44,7 @@ pub struct Flying {
     layers: LayersLease,
     chunk: Chunk,
     /// Some until dropped.
-    reader: Option<Reader>,
+    reader: Option<Box<Reader>>,
     is_here: bool,
 }
 
@@ -88,7 +88,7 @@ impl Snapshot {
         if flying.land() {
             return flying.finish(plan, bags, out).map(Begun::Done);
         }
-        Ok(Begun::Flying(Box::new(flying)))
+        Ok(Begun::Flying(flying))
     }
 
     /// Fills the scratch with all rows of a batch that are in memory, and asks for the pages of the

@@ -296,7 +296,8 @@ impl Flights {
         self.is_stuck |= self.engine.poll(&mut done).is_err();
         done.drain(..).for_each(|completion| self.engine.release(completion.buf));
         self.done = done;
-        let has_landed = self.engine.in_flight_count() == 0;
+        // A ring that fails is not used again: others are made.
+        let has_landed = self.engine.in_flight_count() == 0 && !self.is_stuck;
         if has_landed {
             self.land_all();
         }

@@ -40,7 +40,7 @@ impl Counts {
             Begun::Flying(flying) => {
                 self.flew += 1;
                 drop(view);
-                landed(*flying).finish(plan, bags, out)
+                landed(flying).finish(plan, bags, out)
             }
             Begun::Left => {
                 self.left += 1;
@@ -184,7 +184,7 @@ fn pages_of_callers_who_left_come_for_nobody() {
             // Some leave at once, some later, and one in three gets its answer.
             Begun::Flying(flying) if round % 3 > 0 => kept.push(flying),
             Begun::Flying(flying) => {
-                landed(*flying).finish(&plan, &bags, &mut out).unwrap();
+                landed(flying).finish(&plan, &bags, &mut out).unwrap();
                 check(&ids, &out);
             }
             Begun::Done(_) => check(&ids, &out),
