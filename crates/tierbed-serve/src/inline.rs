@@ -3,19 +3,19 @@
 //! ```text
 //! body ─▶ small? ─▶ decoded, checked ─▶ rows found ─▶ all in memory? ─▶ scored, encoded ─▶ answer
 //!           │ no                            │             │ no               ▲
-//!           ▼                               ▼ a wait      └─▶ pages fly ─────┘
+//!           ▼                               ▼ a wait      └─▶ pages read ────┘
 //!         queue ◀───────────────────────────┘ as it is prepared     others are answered meanwhile
 //! ```
 //!
 //! Handing such a request to another thread would cost more than answering it. Nobody is waited
-//! for but the disk, and meanwhile the thread answers others ([`crate::flight`]). Who would have to
-//! wait for a lock or a reader goes into the queue, and no policy has heard of the rest. A request
-//! has the limits, refusals and counts that it has in the queue. Predictions are answered so where
-//! the model says that it is quick.
+//! for but the disk, and the thread answers others meanwhile ([`crate::pending`]). Who would have
+//! to wait for a lock or a reader goes into the queue, and no policy has heard of the rest. A
+//! request has the limits, refusals and counts that it has in the queue. Predictions are answered
+//! so where the model says that it is quick.
 
 use std::sync::Arc;
 
-use tierbed_snapshot::{Begun, Flying, LookupStats};
+use tierbed_snapshot::{Begun, LookupStats, PendingLookup};
 
 use crate::admission::Verdict;
 use crate::answer::Refusal;
@@ -23,10 +23,10 @@ use crate::batch::guarded;
 use crate::body::Held;
 use crate::coding::Pack;
 use crate::executor::Offer;
-use crate::flight::Flight;
 use crate::generation::Serving;
 use crate::job::{packing, Answered, AtOnce, Checked, InGeneration, Made, Phases, Prepared, Stage};
 use crate::options::Limits;
+use crate::pending::PendingRequest;
 use crate::predict;
 use crate::predictor::Batch;
 use crate::query::Matrix;
@@ -44,7 +44,7 @@ const ELEMENTS_EACH: usize = 64;
 pub(crate) enum Tried<'a, P> {
     Answered(Result<Made, Refusal>),
     /// Its pages are on their way.
-    Flies(Box<Flight<'a, P>>),
+    Pending(Box<PendingRequest<'a, P>>),
     /// It must wait for a thread.
     Left(Stage<P>),
 }
@@ -81,7 +81,7 @@ pub(crate) fn may_try(limits: &Limits, ask: &Ask<'_>) -> bool {
     ask.body_bytes <= bytes_max && ask.pack.is_none()
 }
 
-/// Answers a request, or lets its pages fly, if it is small and waits for nothing else.
+/// Answers a request, or begins to read its pages, if it is small and waits for nothing else.
 pub(crate) fn answer<'a, P: Checked>(
     service: &'a Service,
     ask: &Ask<'_>,
@@ -111,8 +111,8 @@ pub(crate) fn answer<'a, P: Checked>(
         Ok(AtOnce::Answered(answered)) => {
             Tried::Answered(Ok(times.made(&serving, steps, answered)))
         }
-        Ok(AtOnce::Flies { prepared, flying }) => {
-            Tried::Flies(Box::new(Flight { serving, times, prepared, flying }))
+        Ok(AtOnce::Pending { prepared, pending }) => {
+            Tried::Pending(Box::new(PendingRequest { serving, times, prepared, pending }))
         }
         Ok(AtOnce::Left(prepared)) => {
             let parts = Arc::clone(&serving.parts);
@@ -123,7 +123,7 @@ pub(crate) fn answer<'a, P: Checked>(
 
 /// Tells whether pages may be read while the thread answers others: while requests wait in the
 /// queue, one that overtakes them would get past what limits their number.
-fn may_fly(serving: &Serving<'_>) -> bool {
+fn may_read_async(serving: &Serving<'_>) -> bool {
     serving.executor.is_empty()
 }
 
@@ -140,16 +140,16 @@ impl Checked for Prepared {
         // The rows of a second query may be elsewhere when those of the first have been used.
         let begun = match self.queries.as_mut_slice() {
             [query] if query.bags().indices.len() <= indices_max => {
-                query.begin(serving.source(), may_fly(serving))?
+                query.begin(serving.source(), may_read_async(serving))?
             }
             _ => Begun::Left,
         };
         self.begun(begun, serving, steps)
     }
 
-    fn finish(&mut self, flying: Flying) -> Result<LookupStats, Refusal> {
+    fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats, Refusal> {
         let [query] = self.queries.as_mut_slice() else { panic!("one query is looked up") };
-        Ok(query.finish(flying)?)
+        Ok(query.finish(pending)?)
     }
 
     fn found(
@@ -186,15 +186,15 @@ impl Checked for predict::Prepared {
             return Ok(AtOnce::Left(self));
         }
         samples.query.make_room(&[]);
-        let begun = samples.query.begin(model.source(serving.source()), may_fly(serving))?;
+        let begun = samples.query.begin(model.source(serving.source()), may_read_async(serving))?;
         if matches!(begun, Begun::Left) {
             samples.query.matrix = Matrix::default();
         }
         self.begun(begun, serving, steps)
     }
 
-    fn finish(&mut self, flying: Flying) -> Result<LookupStats, Refusal> {
-        Ok(self.samples.query.finish(flying)?)
+    fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats, Refusal> {
+        Ok(self.samples.query.finish(pending)?)
     }
 
     fn found(

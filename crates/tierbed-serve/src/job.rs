@@ -13,7 +13,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::{header, HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use tierbed_snapshot::{Begun, Flying, LookupStats};
+use tierbed_snapshot::{Begun, LookupStats, PendingLookup};
 use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
 use crate::answer::Refusal;
@@ -39,8 +39,8 @@ pub(crate) trait Checked: Sized {
     /// Tells whether such requests may be answered by the thread that received them.
     fn may_be_quick(serving: &Serving<'_>) -> bool;
 
-    /// Answers the request, or lets its pages fly, if it is small and nobody is waited for; else
-    /// gives it back.
+    /// Answers the request, or begins to read its pages, if it is small and nobody is waited for;
+    /// else gives it back.
     ///
     /// # Errors
     /// Those of the work.
@@ -50,7 +50,7 @@ pub(crate) trait Checked: Sized {
     ///
     /// # Errors
     /// Those of the lookup.
-    fn finish(&mut self, flying: Flying) -> Result<LookupStats, Refusal>;
+    fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats, Refusal>;
 
     /// Answers from the rows, which have been found.
     ///
@@ -75,7 +75,7 @@ pub(crate) trait Checked: Sized {
     ) -> Result<AtOnce<Self>, Refusal> {
         Ok(match begun {
             Begun::Left => AtOnce::Left(self),
-            Begun::Flying(flying) => AtOnce::Flies { prepared: self, flying },
+            Begun::Pending(pending) => AtOnce::Pending { prepared: self, pending },
             Begun::Done(stats) => AtOnce::Answered(self.found(&stats, serving, steps)?),
         })
     }
@@ -91,9 +91,9 @@ pub(crate) trait Checked: Sized {
 pub(crate) enum AtOnce<P> {
     Answered(Answered),
     /// Its pages are on their way.
-    Flies {
+    Pending {
         prepared: P,
-        flying: Flying,
+        pending: PendingLookup,
     },
     Left(P),
 }

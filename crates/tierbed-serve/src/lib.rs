@@ -26,7 +26,6 @@ mod deltas;
 mod executor;
 mod faults;
 mod features;
-mod flight;
 mod follow;
 mod following;
 #[cfg(any(test, fuzzing))]
@@ -48,6 +47,7 @@ mod metrics;
 mod oip;
 mod options;
 mod origin;
+mod pending;
 mod plans;
 mod predict;
 mod predictor;

@@ -126,7 +126,7 @@ pub(crate) struct Metrics {
     pub(crate) tls_refused: Counter,
     pub(crate) batch_requests: Histogram,
     pub(crate) inline: Counter,
-    pub(crate) flown: Counter,
+    pub(crate) async_requests: Counter,
     pub(crate) unfinished: Counter,
     pub(crate) ready: Gauge,
     pub(crate) slow: Counter,
@@ -175,7 +175,7 @@ impl Metrics {
             tls_refused: Counter::default(),
             batch_requests: Histogram::new(BATCH_BOUNDS),
             inline: Counter::default(),
-            flown: Counter::default(),
+            async_requests: Counter::default(),
             unfinished: Counter::default(),
             ready: Gauge::default(),
             slow: Counter::default(),
@@ -219,7 +219,7 @@ impl Metrics {
         let help = "Requests that needed no page, answered by the thread that received them";
         registry.register("inline_requests", help, self.inline.clone());
         let help = "Requests whose pages were read while the thread that received them did others";
-        registry.register("async_requests", help, self.flown.clone());
+        registry.register("async_requests", help, self.async_requests.clone());
         let help = "1 while balancers shall send requests";
         registry.register("ready", help, self.ready.clone());
         let help = "Requests and connections that found no room or time, by what there was none of";

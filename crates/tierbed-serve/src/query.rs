@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use tierbed_core::store::out_of_range;
 use tierbed_core::{Bags, Result};
-use tierbed_snapshot::{Begun, Flying, LookupStats, PublishedIds, View};
+use tierbed_snapshot::{Begun, LookupStats, PendingLookup, PublishedIds, View};
 
 use crate::features::Feature;
 use crate::known::Heads;
@@ -220,18 +220,18 @@ impl Query {
     }
 
     /// Begins to look the bags up, without waiting; ids are rows. Pages are asked for only if the
-    /// lookup `may_fly`. The matrix must have room.
+    /// lookup `may_read_async`. The matrix must have room.
     ///
     /// # Errors
     /// Those of [`View::begin_lookup`].
     pub(crate) fn begin(
         &mut self,
         Source { snapshot, .. }: Source<'_>,
-        may_fly: bool,
+        may_read_async: bool,
     ) -> Result<Begun> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = bags_of(plan, values, offsets, weights.as_deref());
-        if may_fly {
+        if may_read_async {
             return snapshot.begin_lookup(&plan.layout, &bags, matrix.get_mut());
         }
         let found = snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())?;
@@ -241,11 +241,11 @@ impl Query {
     /// Ends a lookup of these bags whose pages have come.
     ///
     /// # Errors
-    /// Those of [`Flying::finish`].
-    pub(crate) fn finish(&mut self, flying: Flying) -> Result<LookupStats> {
+    /// Those of [`PendingLookup::finish`].
+    pub(crate) fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = bags_of(plan, values, offsets, weights.as_deref());
-        flying.finish(&plan.layout, &bags, matrix.get_mut())
+        pending.finish(&plan.layout, &bags, matrix.get_mut())
     }
 }
 

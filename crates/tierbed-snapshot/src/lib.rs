@@ -53,7 +53,7 @@ pub use codecs::{InitialCode, PageLayout, TableCodecs};
 pub use delta::chain::BaseChain;
 pub use import::{import_tables, PlainTable};
 pub use index::PageIndex;
-pub use lookup::{Begun, Flying, LookupStats};
+pub use lookup::{Begun, LookupStats, PendingLookup};
 pub use placed::PlacedTables;
 pub use placed_writer::RowSource;
 pub use placement::{Placement, PlacementBuilder, ReplicaBudget};

@@ -9,7 +9,7 @@
 )]
 
 mod chunks;
-mod flying;
+mod pending;
 mod resident;
 mod stats;
 
@@ -17,7 +17,7 @@ use tierbed_core::{Bags, Result};
 
 use tierbed_kernels::{fill_initial, BagRange, FeatureLayout, Pooling, Rows};
 
-pub use self::flying::{Begun, Flying};
+pub use self::pending::{Begun, PendingLookup};
 pub use self::stats::LookupStats;
 
 use self::chunks::{Asked, Chunk, Span};

@@ -5,9 +5,9 @@
 //! small one is made when a small call finds none free. The memory of all of them is set aside on
 //! opening; what is never made is never touched.
 //!
-//! *Flying* readers are smaller still, and made in the same way. Their calls wait for pages and for
-//! other things at once ([`Flying`](crate::Flying)). Where a caller leaves before its pages have
-//! come, the reader is free again once they have.
+//! *Asynchronous* readers are smaller still, and made in the same way. Their calls wait for pages
+//! and for other things at once ([`PendingLookup`](crate::PendingLookup)). Where a caller leaves
+//! before its pages have come, the reader is free again once they have.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -31,11 +31,12 @@ struct Kind {
 
 /// The scratch has 512 rows of 64 elements.
 const SMALL: Kind = Kind { scratch_bytes: 256 << 10, queue_depth: 32, share: 16 };
-/// For a sample of a ranking model: 128 rows of 32 elements, few of them in no tier. Where they are
-/// too few, the threads that take the rest of the requests contend with the one that lets them fly.
-const FLYING: Kind = Kind { scratch_bytes: 32 << 10, queue_depth: 16, share: 8 };
-/// Most flying readers: with more calls at once, it is better to read for many together.
-const FLYING_MAX: usize = 32;
+/// For a sample of a ranking model: 128 rows of 32 elements, few of them in no tier. Where there
+/// are too few readers, the threads that take the rest contend with the one that reads for the
+/// others.
+const ASYNC: Kind = Kind { scratch_bytes: 32 << 10, queue_depth: 16, share: 8 };
+/// Most asynchronous readers: with more calls at once, it is better to read for many together.
+const ASYNC_MAX: usize = 32;
 
 /// How readers are made when calls need them.
 pub(crate) struct Maker {
@@ -43,7 +44,7 @@ pub(crate) struct Maker {
     pages: Arc<dyn Device>,
     scratch: ScratchShape,
     small_count_max: usize,
-    flying_count_max: usize,
+    async_count_max: usize,
 }
 
 impl Maker {
@@ -55,12 +56,12 @@ impl Maker {
         scratch: ScratchShape,
         small_count_max: usize,
     ) -> Self {
-        let flying_count_max = match engine.choice {
-            EngineChoice::Auto | EngineChoice::Uring if small_count_max > 0 => FLYING_MAX,
+        let async_count_max = match engine.choice {
+            EngineChoice::Auto | EngineChoice::Uring if small_count_max > 0 => ASYNC_MAX,
             _ => 0,
         };
         let (engine, pages) = (engine.clone(), Arc::clone(pages));
-        Self { engine, pages, scratch, small_count_max, flying_count_max }
+        Self { engine, pages, scratch, small_count_max, async_count_max }
     }
 
     /// Lowers the numbers of readers to what `left_bytes` allow; returns the bytes of all.
@@ -69,10 +70,9 @@ impl Maker {
     /// As opening an I/O engine.
     pub(crate) fn fit(&mut self, left_bytes: u64) -> Result<u64> {
         let (small_count, small_bytes) = self.fitting(SMALL, self.small_count_max, left_bytes)?;
-        let (flying_count, flying_bytes) =
-            self.fitting(FLYING, self.flying_count_max, left_bytes)?;
-        (self.small_count_max, self.flying_count_max) = (small_count, flying_count);
-        Ok(small_bytes + flying_bytes)
+        let (async_count, async_bytes) = self.fitting(ASYNC, self.async_count_max, left_bytes)?;
+        (self.small_count_max, self.async_count_max) = (small_count, async_count);
+        Ok(small_bytes + async_bytes)
     }
 
     /// Returns how many readers of a kind there may be, and their bytes.
@@ -112,8 +112,8 @@ struct State {
     idle: Vec<Reader>,
     idle_small: Vec<Reader>,
     #[expect(clippy::vec_box, reason = "readers go from call to call, and are not copied")]
-    idle_flying: Vec<Box<Reader>>,
-    /// Flying readers whose callers left before all pages came.
+    idle_async: Vec<Box<Reader>>,
+    /// Asynchronous readers whose callers left before all pages came.
     #[expect(clippy::vec_box, reason = "as above")]
     landing: Vec<Box<Reader>>,
     /// By number of the reader; full ones come first.
@@ -121,8 +121,8 @@ struct State {
     full_count: usize,
     small_count: usize,
     small_count_max: usize,
-    flying_count: usize,
-    flying_count_max: usize,
+    async_count: usize,
+    async_count_max: usize,
     /// Calls that wait for a reader.
     waiting_count: usize,
     /// Readers that could not be made.
@@ -154,13 +154,13 @@ impl Readers {
             full_count: full.len(),
             idle: full,
             idle_small: Vec::new(),
-            idle_flying: Vec::new(),
+            idle_async: Vec::new(),
             landing: Vec::new(),
             io,
             small_count: 0,
             small_count_max: maker.small_count_max,
-            flying_count: 0,
-            flying_count_max: maker.flying_count_max,
+            async_count: 0,
+            async_count_max: maker.async_count_max,
             waiting_count: 0,
             failed_count: 0,
             error: None,
@@ -207,28 +207,28 @@ impl Readers {
         Some(ReaderGuard { readers: self, reader: Some(reader) })
     }
 
-    /// Takes a flying reader without waiting; `None` where all are in use, or the I/O engine has no
-    /// ring.
-    pub(crate) fn try_take_flying(&self) -> Option<Box<Reader>> {
+    /// Takes an asynchronous reader without waiting; `None` where all are in use, or the I/O engine
+    /// has no ring.
+    pub(crate) fn try_take_async(&self) -> Option<Box<Reader>> {
         let mut state = lock(&self.state);
-        if let Some(reader) = state.idle_flying.pop() {
+        if let Some(reader) = state.idle_async.pop() {
             return Some(reader);
         }
         if let Some(at) = state.landing.iter_mut().position(|reader| reader.has_landed()) {
             return Some(state.landing.swap_remove(at));
         }
-        if state.flying_count >= state.flying_count_max {
+        if state.async_count >= state.async_count_max {
             return None;
         }
-        state.flying_count += 1;
-        let made = self.make(FLYING, state);
+        state.async_count += 1;
+        let made = self.make(ASYNC, state);
         if made.as_ref().is_some_and(Reader::has_ring) {
             return made.map(Box::new);
         }
         // No more are made where the kernel refuses rings, or there is no memory.
         let mut state = lock(&self.state);
-        state.flying_count -= 1;
-        state.flying_count_max = 0;
+        state.async_count -= 1;
+        state.async_count_max = 0;
         state.failed_count += usize::from(made.is_some());
         None
     }
@@ -247,14 +247,14 @@ impl Readers {
         made.ok()
     }
 
-    /// Takes back a flying reader, whose pages may still be on their way.
-    pub(crate) fn take_back_flying(&self, mut reader: Box<Reader>) {
+    /// Takes back an asynchronous reader, whose pages may still be on their way.
+    pub(crate) fn take_back_async(&self, mut reader: Box<Reader>) {
         let (io, has_landed) = (io_of(&reader), reader.has_landed());
         let mut state = lock(&self.state);
         state.note(&reader, io);
-        if has_landed { &mut state.idle_flying } else { &mut state.landing }.push(reader);
-        let count = state.idle_flying.len() + state.landing.len();
-        assert!(count <= state.flying_count, "a flying reader comes back once");
+        if has_landed { &mut state.idle_async } else { &mut state.landing }.push(reader);
+        let count = state.idle_async.len() + state.landing.len();
+        assert!(count <= state.async_count, "an asynchronous reader comes back once");
     }
 
     /// Takes back a reader of [`take_for`](Self::take_for).
@@ -278,9 +278,9 @@ impl Readers {
     /// Lets readers that nobody uses read the pages of `layers` and of no other.
     pub(crate) fn attach_idle(&self, layers: &Layers) {
         let mut state = lock(&self.state);
-        let State { idle, idle_small, idle_flying, .. } = &mut *state;
-        let flying = idle_flying.iter_mut().map(|reader| &mut **reader);
-        let all = idle.iter_mut().chain(idle_small).chain(flying);
+        let State { idle, idle_small, idle_async, .. } = &mut *state;
+        let others = idle_async.iter_mut().map(|reader| &mut **reader);
+        let all = idle.iter_mut().chain(idle_small).chain(others);
         all.for_each(|reader| reader.attach(layers));
     }
 

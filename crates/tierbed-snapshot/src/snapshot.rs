@@ -586,14 +586,14 @@ impl Snapshot {
         self.readers.try_take_for(index_count)
     }
 
-    /// Takes a flying reader that is free now.
-    pub(crate) fn try_take_flying(&self) -> Option<Box<Reader>> {
-        self.readers.try_take_flying()
+    /// Takes an asynchronous reader that is free now.
+    pub(crate) fn try_take_async(&self) -> Option<Box<Reader>> {
+        self.readers.try_take_async()
     }
 
-    /// Takes a flying reader back.
-    pub(crate) fn take_back_flying(&self, reader: Box<Reader>) {
-        self.readers.take_back_flying(reader);
+    /// Takes an asynchronous reader back.
+    pub(crate) fn take_back_async(&self, reader: Box<Reader>) {
+        self.readers.take_back_async(reader);
     }
 
     /// Takes a reader for a call of `index_count` indices.

@@ -208,9 +208,9 @@ impl View<'_> {
     }
 
     /// Begins a lookup without waiting: rows in memory are found, and pages of the others are on
-    /// their way when this returns. Small lookups of a [`shared_view`](Snapshot::shared_view) fly
-    /// where the I/O engine has a ring; others are answered or left, as by
-    /// [`lookup_resident`](Self::lookup_resident). The view need not be held while pages fly.
+    /// their way when this returns. Small lookups of a [`shared_view`](Snapshot::shared_view) are
+    /// read so where the I/O engine has a ring; others are answered or left, as by
+    /// [`lookup_resident`](Self::lookup_resident). The view need not be held meanwhile.
     ///
     /// # Errors
     /// As [`Snapshot::lookup`], where no page is waited for.

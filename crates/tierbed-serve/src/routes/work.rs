@@ -218,10 +218,10 @@ where
     let stage = if inline::may_try(&service.limits, &ask) {
         match inline::answer(service, &ask, room.request_count, held, &prepare) {
             Tried::Left(stage) => stage,
-            Tried::Flies(flight) => {
+            Tried::Pending(pending) => {
                 service.metrics.waited(ask.route, 0);
-                let made = flight.answer(ask.steps).await;
-                service.metrics.flown.inc_by(u64::from(made.is_ok()));
+                let made = pending.answer(ask.steps).await;
+                service.metrics.async_requests.inc_by(u64::from(made.is_ok()));
                 return made;
             }
             Tried::Answered(made) => {

@@ -23,7 +23,6 @@ mod admin;
 mod admission;
 mod batches;
 mod deltas;
-mod flight;
 mod follow;
 mod grpc;
 mod hosted;
@@ -34,6 +33,7 @@ mod limits;
 mod models;
 mod oip;
 mod origin;
+mod pending;
 mod predictions;
 #[cfg(feature = "otel")]
 mod spans;

@@ -3,7 +3,7 @@
 //! ```text
 //! begin ─▶ rows in memory; pages of the others are asked for ─▶ all here? Done
 //!                                                               │ no
-//!          Flying: the caller waits for the ring ─▶ land ─▶ all here? finish
+//!          Pending: the caller waits for the ring ─▶ land ─▶ all here? finish
 //!                        ▲                           │ no
 //!                        └───────────────────────────┘
 //! ```
@@ -33,13 +33,13 @@ pub enum Begun {
     /// All rows were in memory.
     Done(LookupStats),
     /// Pages are on their way.
-    Flying(Flying),
+    Pending(PendingLookup),
     /// Something else has to be waited for: nothing was written, counted or told to a policy.
     Left,
 }
 
 /// A lookup whose pages are on their way. Dropped, it leaves them to come for nobody.
-pub struct Flying {
+pub struct PendingLookup {
     snapshot: Arc<Snapshot>,
     layers: LayersLease,
     chunk: Chunk,
@@ -48,9 +48,9 @@ pub struct Flying {
     is_here: bool,
 }
 
-impl fmt::Debug for Flying {
+impl fmt::Debug for PendingLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flying").field("is_here", &self.is_here).finish_non_exhaustive()
+        f.debug_struct("PendingLookup").field("is_here", &self.is_here).finish_non_exhaustive()
     }
 }
 
@@ -65,12 +65,12 @@ impl Snapshot {
     ) -> Result<Begun> {
         plan.check(&layers.schema, bags, out.len())?;
         let is_plain = self.tiers().are_plain() && self.tiers().reads_misses();
-        let reader = if is_plain { self.try_take_flying() } else { None };
+        let reader = if is_plain { self.try_take_async() } else { None };
         let Some(reader) = reader else {
             let found = self.lookup_resident_in(layers, plan, bags, out)?;
             return Ok(found.map_or(Begun::Left, Begun::Done));
         };
-        let mut flying = Flying {
+        let mut pending = PendingLookup {
             snapshot: Arc::clone(self),
             layers: layers.clone(),
             chunk: Chunk { samples: 0..0, taken: 0..0 },
@@ -78,17 +78,17 @@ impl Snapshot {
             is_here: false,
         };
         let asked = Asked { plan, bags, layers };
-        let Some(chunk) = self.ask_without_waiting(flying.reader(), asked)? else {
+        let Some(chunk) = self.ask_without_waiting(pending.reader(), asked)? else {
             return Ok(Begun::Left);
         };
-        flying.chunk = chunk;
+        pending.chunk = chunk;
         if let Some(recorder) = self.recorder.get() {
             recorder.note(plan, bags);
         }
-        if flying.land() {
-            return flying.finish(plan, bags, out).map(Begun::Done);
+        if pending.land() {
+            return pending.finish(plan, bags, out).map(Begun::Done);
         }
-        Ok(Begun::Flying(flying))
+        Ok(Begun::Pending(pending))
     }
 
     /// Fills the scratch with all rows of a batch that are in memory, and asks for the pages of the
@@ -120,7 +120,7 @@ impl Snapshot {
     }
 }
 
-impl Flying {
+impl PendingLookup {
     #[expect(clippy::expect_used, reason = "the reader leaves only when this is dropped")]
     fn reader(&mut self) -> &mut Reader {
         self.reader.as_mut().expect("a lookup has its reader")
@@ -180,10 +180,10 @@ impl Flying {
     }
 }
 
-impl Drop for Flying {
+impl Drop for PendingLookup {
     fn drop(&mut self) {
         if let Some(reader) = self.reader.take() {
-            self.snapshot.take_back_flying(reader);
+            self.snapshot.take_back_async(reader);
         }
     }
 }

@@ -12,13 +12,13 @@ use super::placed::{placements, publish_placed, schema as placed_schema};
 use super::resident::{compare, small_cache};
 use super::tiers::{publish_plain, stack, tier};
 use super::*;
-use crate::{Begun, CacheTier, Flying, LookupStats, MissMode, TierStackOptions};
+use crate::{Begun, CacheTier, LookupStats, MissMode, PendingLookup, TierStackOptions};
 
 /// How lookups went on that were begun.
 #[derive(Debug, Default)]
 struct Counts {
     done: u64,
-    flew: u64,
+    pending: u64,
     left: u64,
 }
 
@@ -37,10 +37,10 @@ impl Counts {
                 self.done += 1;
                 Ok(stats)
             }
-            Begun::Flying(flying) => {
-                self.flew += 1;
+            Begun::Pending(pending) => {
+                self.pending += 1;
                 drop(view);
-                landed(flying).finish(plan, bags, out)
+                landed(pending).finish(plan, bags, out)
             }
             Begun::Left => {
                 self.left += 1;
@@ -50,7 +50,7 @@ impl Counts {
     }
 
     /// Asks both for the same many times, one of them without waiting, and compares all.
-    fn ask_often(&mut self, waiting: &Snapshot, flying: &Arc<Snapshot>, rounds: u64, seed: u64) {
+    fn ask_often(&mut self, waiting: &Snapshot, pending: &Arc<Snapshot>, rounds: u64, seed: u64) {
         let (schema, mut rng) = (waiting.view().schema().clone(), SplitMix64::new(seed));
         for round in 0..rounds {
             let batch = Batch::few(&schema, &mut rng);
@@ -59,25 +59,25 @@ impl Counts {
             let mut expected = vec![f32::NAN; plan.output_len(&bags)];
             let stats = waiting.view().lookup(&plan, &bags, &mut expected).unwrap();
             let mut found = vec![f32::NAN; expected.len()];
-            assert_eq!(self.ask(flying, &plan, &bags, &mut found).unwrap(), stats);
+            assert_eq!(self.ask(pending, &plan, &bags, &mut found).unwrap(), stats);
             let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert!(bits(&found) == bits(&expected), "round {round}");
         }
-        compare(waiting, flying);
+        compare(waiting, pending);
     }
 }
 
 /// Waits until all pages have come.
-fn landed(mut flying: Flying) -> Flying {
+fn landed(mut pending: PendingLookup) -> PendingLookup {
     let has_landed = (0..500_000).any(|_| {
-        let has_landed = flying.land();
+        let has_landed = pending.land();
         if !has_landed {
             std::thread::sleep(Duration::from_micros(20));
         }
         has_landed
     });
     assert!(has_landed, "no page comes");
-    flying
+    pending
 }
 
 fn with_ring(options: SnapshotOptions) -> SnapshotOptions {
@@ -89,7 +89,7 @@ fn with_ring(options: SnapshotOptions) -> SnapshotOptions {
 fn has_ring() -> bool {
     let engine = EngineOptions { choice: EngineChoice::Uring, ..EngineOptions::default() };
     let opened = tierbed_io::open_engine(&engine).map(drop);
-    opened.inspect_err(|error| eprintln!("lookups do not fly: {error}")).is_ok()
+    opened.inspect_err(|error| eprintln!("lookups do not read asynchronously: {error}")).is_ok()
 }
 
 fn on_disk() -> (tempfile::TempDir, Arc<dyn Folder>) {
@@ -116,7 +116,7 @@ impl Plain {
 }
 
 #[test]
-fn what_flies_is_answered_as_ever_under_every_policy() {
+fn asynchronous_lookups_are_answered_as_ever_under_every_policy() {
     let (_temporary, folder) = on_disk();
     let schema = schema();
     publish(&folder, &schema, &some_rows(&schema, 4));
@@ -131,7 +131,7 @@ fn what_flies_is_answered_as_ever_under_every_policy() {
         let mut counts = Counts::default();
         counts.ask_often(&open(), &Arc::new(open()), 300, seed);
         if has_ring() {
-            assert!(counts.flew > 10 && counts.done > 10, "{policy:?}: {counts:?}");
+            assert!(counts.pending > 10 && counts.done > 10, "{policy:?}: {counts:?}");
         }
     }
 }
@@ -145,23 +145,23 @@ fn placed_rows_and_those_of_deltas_are_answered_as_ever() {
     let open = |folder: &Arc<dyn Folder>| Snapshot::open(Arc::clone(folder), &options).unwrap();
     let mut counts = Counts::default();
     counts.ask_often(&open(&folder), &Arc::new(open(&folder)), 300, 6);
-    assert!(counts.flew > 20 || !has_ring(), "{counts:?}");
+    assert!(counts.pending > 20 || !has_ring(), "{counts:?}");
 
     for (codec, seed) in [(Codec::F32, 1), (Codec::Int8, 2)] {
         let mut rng = SplitMix64::new(seed);
         let mut chain = Chain::publish(schema(), codec, Vec::new());
-        let (waiting, flying) = (open(&chain.folder), Arc::new(open(&chain.folder)));
+        let (waiting, pending) = (open(&chain.folder), Arc::new(open(&chain.folder)));
         let first = chain.model.clone();
         for round in 0..3 {
-            Counts::default().ask_often(&waiting, &flying, 150, seed + round);
+            Counts::default().ask_often(&waiting, &pending, 150, seed + round);
             let rows = chain.changes(60, &mut rng);
             let all = chain.all_since(&first, &rows);
             let delta = chain.delta(&chain.folder.clone(), &all);
-            for snapshot in [&waiting, &*flying] {
+            for snapshot in [&waiting, &*pending] {
                 snapshot.apply(delta.clone()).unwrap();
             }
         }
-        Counts::default().ask_often(&waiting, &flying, 150, seed + 9);
+        Counts::default().ask_often(&waiting, &pending, 150, seed + 9);
     }
 }
 
@@ -182,9 +182,9 @@ fn pages_of_callers_who_left_come_for_nobody() {
         let begun = snapshot.shared_view().begin_lookup(&plan, &bags, &mut out).unwrap();
         match begun {
             // Some leave at once, some later, and one in three gets its answer.
-            Begun::Flying(flying) if round % 3 > 0 => kept.push(flying),
-            Begun::Flying(flying) => {
-                landed(flying).finish(&plan, &bags, &mut out).unwrap();
+            Begun::Pending(pending) if round % 3 > 0 => kept.push(pending),
+            Begun::Pending(pending) => {
+                landed(pending).finish(&plan, &bags, &mut out).unwrap();
                 check(&ids, &out);
             }
             Begun::Done(_) => check(&ids, &out),
@@ -214,21 +214,21 @@ fn what_would_have_to_wait_is_left_and_nothing_has_heard_of_it() {
         }
         begun
     };
-    // More pages than a small reader lets fly, and more rows than it has room for.
+    // More pages than such a reader has in flight, and more rows than it has room for.
     let far: Vec<i64> = (0..40).map(|at| at * 100).collect();
     assert!(matches!(begin(&far), Begun::Left));
     assert!(matches!(begin(&(0..4000).collect::<Vec<_>>()), Begun::Left));
     let now = snapshot.stats();
     assert_eq!((now.lookup_count, now.cache_misses), (before.lookup_count, before.cache_misses));
-    // All flying readers are away.
-    let flying: Vec<_> = (0..100)
+    // All pending readers are away.
+    let pending: Vec<_> = (0..100)
         .map_while(|_| match begin(&[1, 900]) {
-            Begun::Flying(flying) => Some(flying),
+            Begun::Pending(pending) => Some(pending),
             Begun::Done(_) | Begun::Left => None,
         })
         .collect();
-    assert!(flying.len() < 100);
-    drop(flying);
+    assert!(pending.len() < 100);
+    drop(pending);
 
     let lent = snapshot.view();
     let bags = Bags::new(&[5], &[0, 1], None, 1).unwrap();
@@ -238,7 +238,7 @@ fn what_would_have_to_wait_is_left_and_nothing_has_heard_of_it() {
 }
 
 #[test]
-fn misses_that_are_not_read_do_not_fly() {
+fn misses_that_are_not_read_are_left() {
     let (_temporary, folder) = on_disk();
     publish_plain(&folder, 100);
     let tiers = TierStackOptions {

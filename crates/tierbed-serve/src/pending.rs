@@ -12,7 +12,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use tierbed_snapshot::Flying;
+use tierbed_snapshot::PendingLookup;
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 
@@ -24,11 +24,11 @@ use crate::job::{Checked, Made};
 use crate::spans::Steps;
 
 /// A request whose pages are on their way.
-pub(crate) struct Flight<'a, P> {
+pub(crate) struct PendingRequest<'a, P> {
     pub(crate) serving: Serving<'a>,
     pub(crate) times: Times,
     pub(crate) prepared: P,
-    pub(crate) flying: Flying,
+    pub(crate) pending: PendingLookup,
 }
 
 /// The ring of a reader, as the runtime of one server watches it.
@@ -54,7 +54,7 @@ impl Ring {
     }
 }
 
-impl<P: Checked> Flight<'_, P> {
+impl<P: Checked> PendingRequest<'_, P> {
     /// Waits for the pages, and answers.
     ///
     /// # Errors
@@ -67,23 +67,23 @@ impl<P: Checked> Flight<'_, P> {
                 break;
             }
         }
-        let Self { serving, times, mut prepared, flying } = self;
+        let Self { serving, times, mut prepared, pending } = self;
         let answered = guarded(&serving, || {
-            let stats = prepared.finish(flying)?;
+            let stats = prepared.finish(pending)?;
             prepared.found(&stats, &serving, steps)
         })?;
         Ok(times.made(&serving, steps, answered))
     }
 
     fn land(&mut self) -> Result<bool, Refusal> {
-        let Self { serving, flying, .. } = self;
-        guarded(serving, || Ok(flying.land()))
+        let Self { serving, pending, .. } = self;
+        guarded(serving, || Ok(pending.land()))
     }
 
     async fn has_more(&mut self) -> io::Result<()> {
         let server = self.serving.number;
         let is_ours = |ring: &Ring| ring.server == server;
-        let ring = self.flying.notifier(is_ours, |ring| Ring::new(server, ring))?;
+        let ring = self.pending.notifier(is_ours, |ring| Ring::new(server, ring))?;
         ring.has_more().await
     }
 }

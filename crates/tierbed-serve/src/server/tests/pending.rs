@@ -43,19 +43,19 @@ impl OnDisk {
 fn has_ring() -> bool {
     let engine = EngineOptions { choice: EngineChoice::Uring, ..EngineOptions::default() };
     let opened = tierbed_io::open_engine(&engine).map(drop);
-    opened.inspect_err(|error| eprintln!("requests do not fly: {error}")).is_ok()
+    opened.inspect_err(|error| eprintln!("requests do not read asynchronously: {error}")).is_ok()
 }
 
-fn flown(server: &Server) -> u64 {
+fn async_requests(server: &Server) -> u64 {
     metric(server, "tierbed_async_requests_total")
 }
 
 #[test]
-fn what_flies_is_what_the_queue_answers() {
+fn asynchronous_answers_are_those_of_the_queue() {
     let on_disk = OnDisk::open();
     let queue = on_disk.serve(&limited(|limits| limits.inline_indices_max = 0));
     // Two servers watch the rings of one snapshot, one after the other.
-    let flying = [on_disk.serve(&options()), on_disk.serve(&options())];
+    let asynchronous = [on_disk.serve(&options()), on_disk.serve(&options())];
     for (path, content_type, lines, body) in requests() {
         let lines = format!("Content-Type: {content_type}\r\n{lines}");
         let ask = |server: &Server| {
@@ -65,20 +65,20 @@ fn what_flies_is_what_the_queue_answers() {
         };
         let expected = ask(&queue);
         assert_eq!(expected.0, 200, "{path}: {}", String::from_utf8_lossy(&expected.2));
-        for server in [&flying[0], &flying[1], &flying[0]] {
+        for server in [&asynchronous[0], &asynchronous[1], &asynchronous[0]] {
             assert_eq!(ask(server), expected, "{path} {content_type}");
         }
     }
-    assert_eq!(flown(&queue), 0);
+    assert_eq!(async_requests(&queue), 0);
     let count = requests().len() as u64;
-    for (server, count) in flying.iter().zip([2 * count, count]) {
-        let all = flown(server) + metric(server, "tierbed_inline_requests_total");
+    for (server, count) in asynchronous.iter().zip([2 * count, count]) {
+        let all = async_requests(server) + metric(server, "tierbed_inline_requests_total");
         assert_eq!(all, if has_ring() { count } else { 0 }, "none goes through the queue");
-        assert!(flown(server) > 0 || !has_ring());
+        assert!(async_requests(server) > 0 || !has_ring());
         let waited = r#"tierbed_queue_seconds_count{route="/v1/lookup"}"#;
         assert!(metric(server, waited) > 0);
     }
-    drop(flying);
+    drop(asynchronous);
     let third = on_disk.serve(&options());
     assert_eq!(ask(&third, "POST", "/v1/lookup", "application/json", &row_body(&[7])).status, 200);
 }
@@ -116,7 +116,7 @@ fn clients_who_leave_and_those_who_come_together_change_no_answer() {
         has_ended()
     });
     assert!(ends, "a request of a client who left stays");
-    assert!(flown(&server) > 0 || !has_ring());
+    assert!(async_requests(&server) > 0 || !has_ring());
 }
 
 /// Sends a request, and closes the connection.
@@ -147,7 +147,7 @@ fn a_page_that_fails_is_the_answer_of_its_own_request() {
 }
 
 #[test]
-fn no_request_flies_past_those_that_wait() {
+fn no_request_goes_before_those_that_wait() {
     if !has_ring() {
         return;
     }
@@ -161,12 +161,12 @@ fn no_request_flies_past_those_that_wait() {
     let (priority, steps) = (Priority::Normal, &Steps::default());
     let ask =
         Ask { route: LOOKUP, deadline_us: u64::MAX, priority, body_bytes: 1, pack: None, steps };
-    let flies = || {
+    let goes_ahead = || {
         let held = service.buffers.hold_nothing();
         // A page may have come before anybody looked.
         !matches!(answer(&service, &ask, 0, held, &prepare), Tried::Left(_))
     };
-    assert!(service.serving().is_ok() && flies());
+    assert!(service.serving().is_ok() && goes_ahead());
     let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
     let (told, _answer) = oneshot::channel();
     let work = Work::Lookup(Waits::new(Stage::Received(service.buffers.hold_nothing()), prepare));
@@ -180,7 +180,7 @@ fn no_request_flies_past_those_that_wait() {
     };
     let offer = Offer { deadline_us: u64::MAX, priority, request_count: 0 };
     let ticket = service.executor.push(offer, job).unwrap();
-    assert!(!flies(), "a request waits, and no thread takes it");
+    assert!(!goes_ahead(), "a request waits, and no thread takes it");
     service.executor.forget(ticket);
-    assert!(flies());
+    assert!(goes_ahead());
 }
