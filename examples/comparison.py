@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ def arguments(description: str, *, budget: str, epochs: int) -> argparse.Argumen
     parser.add_argument("--store", type=Path, help="its folder; by default a temporary one")
     parser.add_argument("--check", action="store_true", help="train in plain torch, too; compare")
     parser.add_argument("--figure", type=Path, help="draw the quality of each epoch into this file")
+    parser.add_argument("--json", type=Path, help="write what the report says into this file")
     return parser
 
 
@@ -43,6 +45,7 @@ class Run:
     quality: list[float] = field(default_factory=list)  # of each epoch
     seconds: float = 0.0
     rows_bytes: int = 0  # the most memory that rows, their state and indexes took
+    tokens: int = 0  # of text, that it went through
 
 
 @contextmanager
@@ -211,7 +214,7 @@ def compare(
                 model.embeddings = rows = TorchRows(model.embeddings, optimizer)
             train(runs[1], model, loader, rows)
             runs[1].rows_bytes = rows.bytes()
-        report(runs, quality)
+        report(runs, quality, options.json)
         if options.check:
             check(rows.differences(store), runs)
     if options.figure:
@@ -228,14 +231,16 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return float(above / (positives * negatives))
 
 
-def report(runs: list[Run], quality: str) -> None:
-    """Prints a line per run."""
+def report(runs: list[Run], quality: str, path: Path | None = None) -> None:
+    """Prints a line per run; writes all of it into ``path``, as JSON."""
     for run in runs:
         print(
             f"{run.name}: {quality} {run.quality[-1]:.4f}, {run.seconds:.1f} s, "
             f"rows took {run.rows_bytes / MIB:.1f} MiB of memory",
             flush=True,
         )
+    if path is not None:
+        path.write_text(json.dumps({"quality": quality, "runs": [asdict(run) for run in runs]}))
 
 
 def check(differing_rows: int, runs: list[Run]) -> None:

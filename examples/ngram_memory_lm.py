@@ -184,10 +184,10 @@ def main() -> None:
                 model.memory.embeddings = TorchRows(model.memory.embeddings, OF_ROWS)
             train(runs[2], model, loader, options.epochs)
             runs[2].rows_bytes = model.memory.embeddings.bytes()
-        report(runs, "perplexity")
         for run in runs:
-            seen = options.epochs * windows.tokens[..., :-1].numel()
-            print(f"{run.name}: {seen / run.seconds:.0f} tokens/s")
+            run.tokens = options.epochs * windows.tokens[..., :-1].numel()
+            print(f"{run.name}: {run.tokens / run.seconds:.0f} tokens/s")
+        report(runs, "perplexity", options.json)
         if options.check:
             check(model.memory.embeddings.differences(store), [runs[0], runs[2]])
     if options.figure:

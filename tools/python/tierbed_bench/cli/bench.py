@@ -13,6 +13,7 @@ from tierbed._util.bytes import parse_bytes
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut, numbers, words
 from tierbed_bench.cli.options import Scratch
+from tierbed_bench.examples import ExamplesOptions, run_examples
 from tierbed_bench.exchange import ExchangeOptions, run_exchange
 from tierbed_bench.fresh import FreshOptions, run_fresh
 from tierbed_bench.lookup import run_lookup
@@ -207,6 +208,16 @@ def fresh(
     _told(run_fresh(out, options, json))
 
 
+def examples(
+    *,
+    options: Annotated[ExamplesOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Train the example models on disk and in plain torch: quality, time and memory of both."""
+    print(f"wrote {run_examples(out, options, json)}")
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
@@ -216,5 +227,5 @@ def register(app: typer.Typer) -> None:
     app.add_typer(suites, name="bench")
 
 
-for suite in (training, lookup, precision, tiers, placement, exchange, serve, fresh):
+for suite in (training, lookup, precision, tiers, placement, exchange, serve, fresh, examples):
     add(suites, suite.__name__, suite)
