@@ -7,6 +7,7 @@
 UV_VERSION := 0.13.9
 PYTHON ?= python3
 
+ABOUT_VERSION := 0.9.0
 FUZZ_VERSION := 0.13.2
 FUZZ_SECONDS ?= 20
 FUZZ_LONG_SECONDS ?= 600
@@ -17,6 +18,13 @@ KIND ?= all
 FEATURES ?=
 # That of the Rust tests, which then have all code. Python's tests ask a build without it.
 TESTED := tierbed-server/otel
+# Wheels are for systems with glibc 2.28 or newer: zig links against that version's symbols.
+MANYLINUX := manylinux_2_28
+ARCH ?= $(shell uname -m)
+ARCHS ?= $(ARCH)
+TARGET = $(ARCH)-unknown-linux-gnu
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+DATE ?= $(shell date -u +%F)
 comma := ,
 
 STEP := scripts/step
@@ -30,6 +38,9 @@ ENV_STAMP := .venv/.stamp-packages
 FUZZ_STAMP := .tools/cargo-fuzz/.version-$(FUZZ_VERSION)
 NATIVE_STAMP := .venv/.stamp-native
 BENCH_STAMP := .venv/.stamp-bench
+RELEASE_STAMP := .venv/.stamp-release
+ABOUT_STAMP := .tools/cargo-about/.version-$(ABOUT_VERSION)
+LICENCES := THIRD-PARTY-LICENSES.txt
 NATIVE_SOURCES := Cargo.toml Cargo.lock \
     $(shell find crates tools -path '*/tests' -prune -o -path tools/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml -o -name '*.proto' \) -print)
 
@@ -88,15 +99,58 @@ $(BENCH_STAMP): $(ENV_STAMP) tools/python/pyproject.toml
 	    --no-deps --no-build-isolation --editable tools/python
 	@touch $@
 
-# ---------------------------------------------------------------- the wheel
+# ---------------------------------------------------------------- wheels and releases
+
+$(RELEASE_STAMP): $(ENV_STAMP)
+	@$(STEP) 'dependency group release' $(UV) sync --quiet --locked --inexact \
+	    --no-install-project --python '$(PYTHON)' --group release
+	@touch $@
+
+$(ABOUT_STAMP):
+	@$(STEP) 'cargo-about $(ABOUT_VERSION) into .tools/cargo-about' cargo install --quiet --locked \
+	    --version $(ABOUT_VERSION) --features cli --root .tools/cargo-about cargo-about
+	@touch $@
+
+$(LICENCES): $(ABOUT_STAMP) Cargo.lock scripts/release/about.toml scripts/release/about.hbs
+	@$(STEP) 'licences of linked crates' .tools/cargo-about/bin/cargo-about generate --fail --locked \
+	    --manifest-path crates/tierbed-py/Cargo.toml --no-default-features \
+	    $(if $(FEATURES),--features $(FEATURES)) \
+	    --config scripts/release/about.toml --output-file $@ scripts/release/about.hbs
 
 .PHONY: wheel
-wheel: $(ENV_STAMP) ## Build the wheel into build/wheel and check what is in it; FEATURES=otel
+wheel: $(RELEASE_STAMP) $(LICENCES) ## Build a manylinux wheel into build/wheel and check it; ARCH=aarch64 FEATURES=otel
+	@scripts/check-machine target '$(TARGET)'
 	@rm -rf build/wheel
-	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'wheel (release build)' \
-	    .venv/bin/maturin build --quiet --release --locked --out build/wheel \
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(STEP) 'wheel for $(ARCH) (release build)' \
+	    .venv/bin/maturin build --quiet --release --locked --zig --compatibility $(MANYLINUX) \
+	    --target $(TARGET) --out build/wheel \
 	    $(if $(FEATURES),--features $(FEATURES)$(comma)pyo3/abi3-py310)
 	@$(STEP) 'check wheel' scripts/check-wheel build/wheel/*.whl
+
+.PHONY: try-wheel
+try-wheel: ## Install the wheel of build/wheel as a user does; run documents, notebooks and examples there
+	@PYTHON='$(PYTHON)' $(STEP) 'try wheel' scripts/try-wheel build/wheel/*_$(shell uname -m).whl
+
+.PHONY: release
+release: $(RELEASE_STAMP) ## Build, check and try what is released, into build/release; ARCHS="x86_64 aarch64"
+	@rm -rf build/release && mkdir -p build/release
+	@$(STEP) 'notes' sh -c '$(PY) scripts/release/changelog.py notes $(VERSION) > build/release/NOTES.md'
+	@for arch in $(ARCHS); do \
+	    $(MAKE) --no-print-directory wheel ARCH=$$arch && mv build/wheel/*.whl build/release || exit 1; \
+	done
+	@$(STEP) 'source distribution' .venv/bin/maturin sdist --quiet --out build/release
+	@$(STEP) 'metadata' .venv/bin/twine check --strict build/release/*.whl build/release/*.tar.gz
+	@for wheel in build/release/*.whl; do \
+	    case $$wheel in \
+	    *_$(shell uname -m).whl) PYTHON='$(PYTHON)' $(STEP) "try $$wheel" scripts/try-wheel $$wheel ;; \
+	    *_aarch64.whl) $(STEP) "try $$wheel, emulated" scripts/try-wheel-emulated $$wheel ;; \
+	    esac || exit 1; \
+	done
+	@cd build/release && sha256sum *.whl *.tar.gz > SHA256SUMS && ls -l
+
+.PHONY: changelog
+changelog: ## Move the notes of changes/ into the changelog's section of this version, dated DATE=2026-12-31
+	@$(PYTHON) scripts/release/changelog.py join $(VERSION) '$(DATE)'
 
 # ---------------------------------------------------------------- the server without Python
 
