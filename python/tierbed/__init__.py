@@ -1,10 +1,10 @@
 """Tierbed: embedding tables bigger than memory on NVMe SSDs, for PyTorch recommender models.
 
 A :class:`Store` keeps the tables of a training run on disk within one memory budget. A
-collection (:class:`EmbeddingBagCollection`, :class:`EmbeddingCollection`, :class:`EmbeddingBag`)
-uses them in a model. :func:`lookahead` brings the rows of coming batches in. A
-:class:`Snapshot` reads a published model; a :class:`CodedStore` keeps trained rows in memory in
-fewer bytes.
+collection (:class:`EmbeddingBagCollection`, :class:`EmbeddingCollection`), or an
+:class:`EmbeddingBag` or :class:`Embedding` of one table, uses them in a model. :func:`lookahead`
+brings the rows of coming batches in. A :class:`Snapshot` reads a published model; a
+:class:`CodedStore` keeps trained rows in memory in fewer bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tierbed.errors import (
     UnsupportedError,
 )
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from tierbed.nn import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
+from tierbed.nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
 from tierbed.placement import Placement, QueryLog, place
 from tierbed.serve import (
     CacheOptions,
@@ -102,6 +102,7 @@ __all__ = [
     "CountBasedEvictionPolicy",
     "CountTimestampMixedEvictionPolicy",
     "DataType",
+    "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",

@@ -22,6 +22,7 @@ PUBLIC = [
     "CountBasedEvictionPolicy",
     "CountTimestampMixedEvictionPolicy",
     "DataType",
+    "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
@@ -99,6 +100,9 @@ PARAMETERS = {
     "EmbeddingCollection": "tables store optimizer optimizer_kwargs on_nonfinite",
     "EmbeddingBag": "num_embeddings embedding_dim store mode include_last_offset padding_idx "
     "name optimizer optimizer_kwargs config on_nonfinite",
+    "Embedding": "num_embeddings embedding_dim padding_idx store name optimizer optimizer_kwargs "
+    "config on_nonfinite",
+    "Embedding.from_pretrained": "embeddings store name freeze options",
     "EmbeddingBag.forward": "self input offsets per_sample_weights",
     "KeyedJaggedTensor": "keys values weights lengths offsets stride",
     "JaggedTensor": "values lengths weights offsets",

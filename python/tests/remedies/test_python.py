@@ -159,12 +159,6 @@ CASES: list[tuple[str, Call, Call]] = [
         lambda s: [_coded_ranks(is_training=False), step(collection(s))],
     ),
     (
-        "copy or save the dense modules or model.state_dict(), and build this one anew on its "
-        "store",
-        lambda s: copy.deepcopy(collection(s)),
-        lambda s: [copy.deepcopy(collection(s).state_dict()), collection(s)],
-    ),
-    (
         "open it where it is used, and leave it out of what goes to other processes",
         pickle.dumps,
         lambda s: opened(None, backend="memory").close(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from typing import Any
 
@@ -268,21 +266,6 @@ def test_frozen_rows_do_not_train_until_they_are_thawed(open_store: Any, kind: s
     assert row(store) == -1
 
 
-def test_rows_in_a_state_dictionary_say_where_they_go(open_store: Any) -> None:
-    store = open_store()
-    model = nn.ModuleDict({"emb": collection(store), "top": nn.Linear(4, 1)})
-    state = {**model.state_dict(), "emb.embedding_bags.i.weight": torch.ones(10, 4)}
-    told = r"\['emb.embedding_bags.i.weight'\] with store.write_rows"
-    with pytest.warns(UserWarning, match=told), pytest.raises(RuntimeError, match="Unexpected"):
-        model.load_state_dict(state)
-    with pytest.warns(UserWarning, match=told):
-        model.load_state_dict(state, strict=False)
-    bag = nn.Sequential(tb.EmbeddingBag(10, 4, store=store, name="b"))
-    with pytest.warns(UserWarning, match=r"\['0.weight'\].*store.write_rows"):
-        bag.load_state_dict({"0.weight": torch.ones(10, 4)}, strict=False)
-    model.load_state_dict(model.state_dict())
-
-
 def test_full_states_have_the_names_of_torchrec(open_store: Any) -> None:
     store = open_store()
     pooled = collection(store)
@@ -305,15 +288,6 @@ def test_collections_answer_as_those_of_torchrec(open_store: Any) -> None:
     assert sequences.embedding_configs() == [config]
     assert sequences.embedding_dim() == 4
     assert sequences.embedding_names_by_table() == [["a", "b"]]
-
-
-def test_what_lies_in_a_store_is_not_copied(open_store: Any) -> None:
-    store = open_store()
-    bag = tb.EmbeddingBag(10, 4, store=store, name="b")
-    for whole in (collection(store), nn.Sequential(bag), store):
-        for copied in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(tb.UnsupportedError, match="cannot be copied or pickled"):
-                copied(whole)
 
 
 def test_wrong_stores_and_tables_are_named(open_store: Any) -> None:

@@ -19,6 +19,7 @@ from tierbed.nn.embedding import (
 from tierbed.nn.ngram import NgramHash, NgramMemory
 from tierbed.nn.pnn import PNN
 from tierbed.nn.retrieval import RowChunk, TopK, row_chunks, sampled_logits, top_k
+from tierbed.nn.single_embedding import Embedding
 
 __all__ = [
     "DLRM",
@@ -26,6 +27,7 @@ __all__ = [
     "PNN",
     "CtrModel",
     "DeepFM",
+    "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingCollection",

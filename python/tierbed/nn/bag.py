@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tierbed._util.tensors import as_int64
 from tierbed.config.optim import Optimizer
@@ -15,10 +15,8 @@ from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.config.words import OnNonfinite, Pooling
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor
-from tierbed.nn.embedding import Collection, RowSource, not_copied, tell_not_loaded
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tierbed.nn.embedding import Collection, RowSource
+from tierbed.nn.one_table import OneTable
 
 __all__ = ["EmbeddingBag"]
 
@@ -37,8 +35,11 @@ def _take_default_name(store: RowSource) -> None:
     _WITH_DEFAULT.add(store)
 
 
-class EmbeddingBag(nn.Module):
+class EmbeddingBag(OneTable):
     """Drop-in for ``torch.nn.EmbeddingBag`` whose rows live in a store.
+
+    Initial weights are uniform within plus and minus ``1/sqrt(num_embeddings)``, unlike torch's
+    N(0, 1); ``config={"init": tb.Normal(std=1.0)}`` gives those.
 
     Args:
         num_embeddings: Rows; None for an open vocabulary.
@@ -126,45 +127,30 @@ class EmbeddingBag(nn.Module):
                     f"per_sample_weights {tuple(per_sample_weights.shape)} must have the shape "
                     f"of input {tuple(input.shape)}"
                 )
-        bounds = self._bounds(input, offsets)
-        ids = input.reshape(-1)
-        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        bags = self._bags(input, offsets, per_sample_weights)
+        return self._rows._lookup(bags, bags.weights_or_none())
+
+    def _bags(self, *inputs: Any) -> KeyedJaggedTensor:
+        given, offsets, weights = (*inputs, None, None)[:3]
+        bounds = self._bounds(given, offsets)
+        ids = given.reshape(-1)
+        weights = None if weights is None else weights.reshape(-1)
         if self.padding_idx is not None:
             keep = ids != self.padding_idx
             kept_before = torch.cat([bounds.new_zeros(1), torch.cumsum(keep, dim=0)])
             ids, bounds = ids[keep], kept_before[bounds]
             weights = None if weights is None else weights[keep]
-        bags = KeyedJaggedTensor(self._rows.feature_names(), ids, weights, offsets=bounds)
-        return self._rows._lookup(bags, weights)
+        return KeyedJaggedTensor(self._rows.feature_names(), ids, weights, offsets=bounds)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freezes the rows, or lets them train again, as :class:`EmbeddingBagCollection` does.
+    if TYPE_CHECKING:
 
-        Args:
-            requires_grad: Whether a backward steps the rows.
-        """
-        self._rows.requires_grad_(requires_grad)
-        return super().requires_grad_(requires_grad)
-
-    def set_grad_scaler(self, scaler: Any) -> None:
-        """Tells which ``torch.amp.GradScaler`` scales the loss; None: none does.
-
-        Args:
-            scaler: That of the model, or None.
-        """
-        self._rows.set_grad_scaler(scaler)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps of the rows left out because their gradient was not finite."""
-        return self._rows.skipped_steps
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        tell_not_loaded([key for key in state_dict if key == f"{prefix}weight"])
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise not_copied(self)
+        def __call__(
+            self,
+            input: Tensor,
+            offsets: Tensor | None = None,
+            per_sample_weights: Tensor | None = None,
+        ) -> Tensor:
+            """Pools bags."""
 
     def _bounds(self, input: Tensor, offsets: Tensor | None) -> Tensor:
         if input.dim() == 2:

@@ -8,7 +8,6 @@ without gradients, a lookup only reads.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -27,6 +26,8 @@ from tierbed.config.tables import (
 from tierbed.config.words import OnNonfinite
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
+from tierbed.nn.copies import PICKLED, deep_copied, reduced, restore
+from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
 from tierbed.ops import operators as ops
 from tierbed.ops.steps import StepGuard
 from tierbed.train.coded_store import CodedStore
@@ -85,34 +86,39 @@ class Collection(nn.Module):
         if len(set(names)) != len(names):
             raise InvalidError(f"table names must differ: {names}")
         self._configs = list(tables)
-        self._store = store
+        self._poolings = dict(poolings)
+        self._on_nonfinite: OnNonfinite = on_nonfinite
         if optimizer is None and not optimizer_kwargs:
             fused = None
         else:
             fused = as_optimizer(optimizer or RowWiseAdagrad(), optimizer_kwargs)
-        ids = {config.name: _table_id(store, config, fused) for config in tables}
-        pairs = [(feature, config) for config in tables for feature in config.feature_names]
-        self._features = [feature for feature, _ in pairs]
+        self._features = [feature for config in tables for feature in config.feature_names]
         self._names = feature_labels(tables)
-        self._dims = [config.embedding_dim for _, config in pairs]
+        self._dims = [config.embedding_dim for config in tables for _ in config.feature_names]
+        self._attach(store, {config.name: table_id(store, config, fused) for config in tables})
+        if isinstance(store, Store):
+            store.note_collection(self)
+
+    def _attach(self, store: RowSource, ids: Mapping[str, int]) -> None:
+        """Binds the module to ``store``, where its tables have ``ids`` by name."""
+        # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
+        self._store = store
+        of_features = [config.name for config in self._configs for _ in config.feature_names]
         self._binding = ops.Binding(
             store.native,
-            [ids[config.name] for _, config in pairs],
-            [poolings[config.name] for _, config in pairs],
+            [ids[name] for name in of_features],
+            [self._poolings[name] for name in of_features],
             self._dims,
             StepGuard(
                 {at: name for name, at in ids.items()},
                 store.watch if isinstance(store, Store) else None,
-                on_nonfinite,
+                self._on_nonfinite,
             ),
         )
-        self._binding.is_open = any(config.num_embeddings is None for config in tables)
-        # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
+        self._binding.is_open = any(config.num_embeddings is None for config in self._configs)
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
         self._binding.hook = self._hook
         self._still_hook = torch.zeros(1)
-        if isinstance(store, Store):
-            store.note_collection(self)
 
     @property
     def store(self) -> RowSource:
@@ -140,6 +146,7 @@ class Collection(nn.Module):
         """Freezes the rows, or lets them train again.
 
         Rows are no parameters: ``requires_grad_`` of a module around this one does not reach them.
+        A copy of a collection is frozen until this lets its rows train.
 
         Args:
             requires_grad: Whether a backward steps the rows.
@@ -157,6 +164,8 @@ class Collection(nn.Module):
         self._binding.frozen = frozen - named if requires_grad else frozen | named
         trains = len(self._binding.frozen) < len(ids)
         self._hook.requires_grad_(trains and self._store.takes_gradients)
+        if trains and isinstance(self._store, Store):
+            self._store.note_collection(self)
         return super().requires_grad_(trains)
 
     def set_grad_scaler(self, scaler: Any) -> None:
@@ -175,14 +184,29 @@ class Collection(nn.Module):
         """Steps of the rows left out because their gradient was not finite."""
         return self._binding.guard.skipped_steps
 
+    # ------------------------------------------------------------ states and copies
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        starts = (f"{prefix}embedding_bags.", f"{prefix}embeddings.")
-        found = [key for key in state_dict if key.startswith(starts)]
-        tell_not_loaded(found)
+        names = {name: f"{prefix}{self.state_prefix}.{name}.weight" for name in self.table_names()}
+        take_rows(self, names, state_dict, LoadReport(*rest[-3:]))
+        tell_not_loaded(prefix, names, state_dict)
+
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return deep_copied(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise not_copied(self)
+        return reduced(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pickled = state.pop(PICKLED)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        restore(self, pickled)
 
     def bags(self, features: Any) -> KeyedJaggedTensor:
         """Picks and orders the features of a batch that this collection reads.
@@ -278,26 +302,6 @@ class Collection(nn.Module):
         )
 
 
-def tell_not_loaded(found: list[str]) -> None:
-    """Says where rows ``found`` in a state dictionary go: torch skips them with strict=False."""
-    if found:
-        warnings.warn(
-            "rows are not loaded by load_state_dict, they lie in the store: load the dictionary by "
-            f"tierbed.torchrec.load_state_dict, or write {found[:20]} with "
-            "store.write_rows(table, 0, weight) or 'tierbed import', and leave them out of it",
-            stacklevel=2,
-        )
-
-
-def not_copied(module: nn.Module) -> UnsupportedError:
-    """Returns why ``module`` is not copied."""
-    return UnsupportedError(
-        f"{type(module).__name__} cannot be copied or pickled: its rows lie in a store, which has "
-        "one owner; copy or save the dense modules or model.state_dict(), and build this one anew "
-        "on its store"
-    )
-
-
 def _check_arguments(tables: Sequence[BaseEmbeddingConfig], store: RowSource) -> None:
     if not tables:
         raise InvalidError("a collection needs at least one table")
@@ -321,7 +325,8 @@ def _check_configs(
             )
 
 
-def _table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimizer | None) -> int:
+def table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimizer | None) -> int:
+    """Returns the id of a table, which a store that trains gets if it lacks it."""
     if isinstance(store, CodedStore):
         return store.add_table(config)
     if isinstance(store, Store):
@@ -405,6 +410,11 @@ class EmbeddingBagCollection(Collection):
         """Returns whether ids carry weights."""
         return self._is_weighted
 
+    if TYPE_CHECKING:
+
+        def __call__(self, features: Any) -> KeyedTensor:
+            """Looks up a batch."""
+
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up a batch.
 
@@ -487,6 +497,11 @@ class EmbeddingCollection(Collection):
         """Returns the names of the output's features, a list per table."""
         names = iter(self._names)
         return [[next(names) for _ in config.feature_names] for config in self._configs]
+
+    if TYPE_CHECKING:
+
+        def __call__(self, features: Any) -> dict[str, JaggedTensor]:
+            """Looks up a batch."""
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Looks up a batch.

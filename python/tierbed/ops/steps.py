@@ -78,6 +78,15 @@ class StepWatch:
             self._told.add(what)
             warnings.warn(message, stacklevel=2)
 
+    def tell_copied(self) -> None:
+        """Tells once what a copy of a collection is."""
+        self._tell(
+            "copied",
+            "a copy of a collection reads the rows of its original: they lie in the store, are not "
+            "copied, and go on training; the copy steps none, unless its requires_grad_(True) is "
+            f"called; {_GUIDE}",
+        )
+
     def tell_ranks(self) -> None:
         """Tells once that ranks of torch share no rows, where there are several."""
         if "ranks" in self._told:

@@ -18,7 +18,7 @@ from tierbed._native import NativeCodedTables
 from tierbed.codec import Codec
 from tierbed.config.optim import SGD
 from tierbed.config.tables import BaseEmbeddingConfig
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.train.store import Store
 
 __all__ = ["CodedStore"]
@@ -197,6 +197,12 @@ class CodedStore:
             codes: Codes ``[N, code_bytes]`` u8.
         """
         self._native.write_codes(self.table_id(table), first_row, codes.contiguous())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "a CodedStore cannot be copied or pickled, its rows are in this process only; share "
+            "it, make one where it is used, or send a tierbed.Snapshot"
+        )
 
     def _table(self, name: str) -> tuple[int, dict[str, Any]]:
         """Returns the id of table ``name``, and what :meth:`tables` tells of it."""

@@ -64,6 +64,12 @@ def _session_of(emb: Any) -> Any:
     )
 
 
+def _bags_key(emb: Any, key: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+    """Returns the key whose result is bags, where a module of one table takes ids instead."""
+    bags_of = getattr(emb, "_bags_of", None)
+    return key if bags_of is None else lambda batch: bags_of(key(batch))
+
+
 def lookahead(
     loader: Iterable[Batch],
     emb: Any,
@@ -78,7 +84,8 @@ def lookahead(
         loader: Any iterable of batches. When it tells its order (see :mod:`tierbed.data.order`) and
             the store may follow it, a plan is made first, with a progress bar, and kept in the
             store's folder for the next run.
-        emb: The collection that will look the batches up, or a model with ``embeddings``.
+        emb: The collection that will look the batches up, a model with ``embeddings``, or a module
+            of one table, whose ``key`` returns the argument of its ``forward``, or a tuple of them.
         window: Most batches read ahead; 0 reads none, and makes no plan.
         key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``.
         start: Batches of the first epoch that are done: they are read and passed over.
@@ -110,7 +117,7 @@ def lookahead(
     for name, value in (("window", window), ("start", start)):
         if value < 0:
             raise InvalidError(f"{name} must be at least 0, not {value}", {name: str(value)})
-    return Lookahead(loader, _session_of(emb), window, key, start)
+    return Lookahead(loader, _session_of(emb), window, _bags_key(emb, key), start)
 
 
 class Lookahead(Generic[Batch]):

@@ -18,14 +18,22 @@ from tierbed.errors import ClosedError
 if TYPE_CHECKING:
     from tierbed.train.store import Store
 
-__all__ = ["explained", "note"]
+__all__ = ["explained", "find", "note"]
 
 _OPENED: weakref.WeakSet[Store] = weakref.WeakSet()
+# Those that only read: they do not hold the folder.
+_READERS: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-def note(store: Store) -> None:
+def note(store: Store, *, only_reads: bool) -> None:
     """Remembers a store while it lives."""
-    _OPENED.add(store)
+    (_READERS if only_reads else _OPENED).add(store)
+
+
+def find(folder: str) -> Store | None:
+    """Returns the store of this process that has ``folder`` open; the owner before readers."""
+    found = [store for store in (*_OPENED, *_READERS) if _is_at(store, folder)]
+    return found[0] if found else None
 
 
 def explained(error: ClosedError, folder: str) -> ClosedError:
@@ -68,4 +76,5 @@ def _holders(store: Store) -> list[str]:
 
 def _has(value: Any, kept: list[Any]) -> bool:
     parts = list(value.modules()) if isinstance(value, Module) else [value]
-    return any(part is one for part in parts for one in kept)
+    # Copies of collections are over a kept store, too.
+    return any(one in (part, getattr(part, "_store", None)) for part in parts for one in kept)

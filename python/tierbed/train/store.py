@@ -194,8 +194,7 @@ class Store(StoreOptimizers):
         store = cls(native, folder, seed, order if has_choice else "window")
         insists = on_mismatch is None and (order == "forward" or (shards or 1) > 1)
         store._may_leave_plan = on_mismatch != "error" and not insists
-        if not read_only:
-            opened.note(store)
+        opened.note(store, only_reads=read_only)
         return store
 
     @classmethod

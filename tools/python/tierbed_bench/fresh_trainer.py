@@ -92,7 +92,7 @@ class Trainer:
 
     def step(self, features: KeyedJaggedTensor) -> None:
         """Looks rows up and changes them."""
-        self.tables(features).values().sum().backward()
+        self.tables(features).values().sum().backward()  # type: ignore[no-untyped-call]
 
     def round(self, batches: Sequence[KeyedJaggedTensor]) -> None:
         """Trains some batches, and makes what they changed last."""
