@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import tierbed as tb
-from tierbed import jagged as sparse
+from tierbed.jagged import single as sparse
 
 FEATURES = [f"f{at}" for at in range(26)]
 ROWS, DIM = 50, 8

@@ -8,8 +8,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import tierbed as tb
-from tierbed import jagged
-from tierbed.jagged import as_kjt
+from tierbed.jagged import as_kjt, bags as jagged
 from tierbed.testing import random_bags
 
 
