@@ -10,6 +10,7 @@ from tierbed.dist.collection import ShardedEmbeddingBagCollection
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import ExchangeOptions
 from tierbed.dist.ranks import LocalRank, ProcessRank, local_ranks
+from tierbed.dist.sequences import ShardedEmbeddingCollection
 from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan, TableWise
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ProcessRank",
     "RowWise",
     "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
     "ShardingPlan",
     "TableWise",
     "local_ranks",

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +112,11 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
         return list(self._features)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, features: Any) -> KeyedTensor:
+            """Looks up a batch."""
 
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up a batch, together with all ranks.

@@ -97,7 +97,7 @@ class StepWatch:
                 "ranks",
                 f"torch.distributed has {dist.get_world_size()} ranks, and this collection trains "
                 "the rows of its own store only: nothing keeps the tables of the ranks equal; use "
-                "tierbed.dist.ShardedEmbeddingBagCollection",
+                "tierbed.dist.ShardedEmbeddingBagCollection or ShardedEmbeddingCollection",
             )
 
 
