@@ -89,3 +89,15 @@ def test_it_compiles_without_a_graph_break(open_store: Any) -> None:
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     ids = torch.tensor([[1, 2], [3, 1]])
     assert torch.equal(compiled(ids), theirs(ids))
+
+
+def test_a_graph_of_fx_has_it_as_one_call(open_store: Any) -> None:
+    store = open_store()
+    ours, theirs = both(store, padding_idx=0)
+    ids = torch.tensor([[1, 0], [3, 1]])
+    traced = torch.fx.symbolic_trace(nn.Sequential(ours))
+    assert torch.equal(traced(ids), theirs(ids))
+    bag = tb.EmbeddingBag(20, 4, store=store, name="b")
+    assert torch.equal(torch.fx.symbolic_trace(nn.Sequential(bag))(ids), bag(ids))
+    with pytest.raises(tb.UnsupportedError, match="trace the model that holds it"):
+        torch.fx.symbolic_trace(bag)

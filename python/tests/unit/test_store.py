@@ -244,3 +244,17 @@ def test_names_of_the_engine_are_not_attached_to_a_snapshot(tmp_path: Path) -> N
         tb.EmbeddingBagCollection([config], store=store, optimizer=tb.Adagrad(lr=0.1))
         with pytest.raises(Exception, match="must not start with '_'"):
             store.publish(tmp_path / "out", attachments={"_applied": b"x"})
+
+
+def test_the_class_names_the_call_that_opens(tmp_path: Path) -> None:
+    with pytest.raises(tb.InvalidError, match=r"tierbed\.Store\.open\('run'\) opens it"):
+        tb.Store("run")  # type: ignore[arg-type]
+    with pytest.raises(tb.InvalidError, match=r"tierbed\.Snapshot\.open\('run'\) opens it"):
+        tb.Snapshot("run")  # type: ignore[arg-type]
+    with tb.Store.open(tmp_path / "store", dram_budget="8MiB") as store:
+        offered = dir(store)
+        tb.EmbeddingBagCollection([table()], store=store)
+        store.publish(tmp_path / "snapshot")
+    assert {"checkpoint", "publish", "read_rows"} < set(offered)
+    assert not {"native", "note_collection", "watch"} & set(offered)
+    tb.Snapshot.open(tmp_path / "snapshot", dram_budget="16MiB").close()

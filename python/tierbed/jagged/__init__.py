@@ -6,9 +6,9 @@ The methods are TorchRec's, too. TorchRec itself is not needed; its own ``KeyedJ
 accepted wherever ours is.
 """
 
-from tierbed.jagged.accepted import as_kjt
+from tierbed.jagged.accepted import as_kjt, is_kjt
 from tierbed.jagged.keyed import KeyedJaggedTensor
 from tierbed.jagged.pooled import KeyedTensor
 from tierbed.jagged.single import JaggedTensor, UnpooledRows
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnpooledRows", "as_kjt"]
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnpooledRows", "as_kjt", "is_kjt"]

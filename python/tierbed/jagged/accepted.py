@@ -8,7 +8,18 @@ from tierbed._util.variable_batch import VariableBatch
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged.keyed import KeyedJaggedTensor
 
-__all__ = ["as_kjt"]
+__all__ = ["as_kjt", "is_kjt"]
+
+_NEEDED = ("keys", "values", "offsets", "weights_or_none", "stride")
+
+
+def is_kjt(features: Any) -> bool:
+    """Tells whether an object has the methods of a KeyedJaggedTensor.
+
+    Args:
+        features: Any object.
+    """
+    return all(callable(getattr(features, name, None)) for name in _NEEDED)
 
 
 def as_kjt(features: Any, *, takes_variable: bool = False) -> KeyedJaggedTensor:
@@ -25,8 +36,7 @@ def as_kjt(features: Any, *, takes_variable: bool = False) -> KeyedJaggedTensor:
     """
     if isinstance(features, KeyedJaggedTensor):
         return features
-    needed = ("keys", "values", "offsets", "weights_or_none", "stride")
-    if not all(callable(getattr(features, name, None)) for name in needed):
+    if not is_kjt(features):
         raise InvalidError(
             "expected a KeyedJaggedTensor (keys, values, offsets, weights_or_none, stride), "
             f"not {type(features).__name__}"

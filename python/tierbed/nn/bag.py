@@ -16,6 +16,7 @@ from tierbed.config.words import OnNonfinite, Pooling
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import Collection, RowSource
+from tierbed.nn.leaf import as_leaf, is_traced
 from tierbed.nn.one_table import OneTable
 
 __all__ = ["EmbeddingBag"]
@@ -119,6 +120,9 @@ class EmbeddingBag(OneTable):
         Raises:
             InvalidError: Shapes that do not fit each other, or offsets too many or missing.
         """
+        if is_traced(input, offsets, per_sample_weights):
+            traced: Tensor = as_leaf(self, input, offsets, per_sample_weights)
+            return traced
         if per_sample_weights is not None:
             if self.mode != "sum":
                 raise UnsupportedError("per_sample_weights needs mode='sum'")

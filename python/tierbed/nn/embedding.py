@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 
 from tierbed._util.tensors import as_int64
 from tierbed.config.optim import Optimizer, RowWiseAdagrad, as_optimizer
@@ -27,6 +26,7 @@ from tierbed.config.words import OnNonfinite
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
 from tierbed.nn.copies import PICKLED, deep_copied, reduced, restore
+from tierbed.nn.leaf import as_leaf, is_traced
 from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
 from tierbed.ops import operators as ops
 from tierbed.ops.steps import StepGuard
@@ -274,16 +274,6 @@ class Collection(nn.Module):
         full.update({name: torch.cat(parts) for name, parts in chunks.items()})
         return full
 
-    def _as_leaf(self, features: Proxy) -> Any:
-        """Returns a call of this module in the graph of torch.fx: nothing inside is traced."""
-        tracer: Any = features.tracer
-        if tracer.root is self:
-            raise UnsupportedError(
-                f"{type(self).__name__} is one call of a graph of torch.fx, nothing inside is "
-                "traced; trace the model that holds it"
-            )
-        return tracer.create_proxy("call_module", tracer.path_of_module(self), (features,), {})
-
     def _lookup(self, bags: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
         ids, offsets = as_int64(bags.values()), as_int64(bags.offsets())
         hook = self._hook if self.training else self._still_hook
@@ -428,8 +418,8 @@ class EmbeddingBagCollection(Collection):
         Raises:
             InvalidError: A weighted collection and a batch without weights.
         """
-        if isinstance(features, Proxy):
-            traced: KeyedTensor = self._as_leaf(features)
+        if is_traced(features):
+            traced: KeyedTensor = as_leaf(self, features)
             return traced
         bags = self.bags(features)
         weights = bags.weights_or_none() if self._is_weighted else None
@@ -512,8 +502,8 @@ class EmbeddingCollection(Collection):
         Returns:
             Per feature a :class:`JaggedTensor` with values ``[E_f, D]`` and the input's lengths.
         """
-        if isinstance(features, Proxy):
-            traced: dict[str, JaggedTensor] = self._as_leaf(features)
+        if is_traced(features):
+            traced: dict[str, JaggedTensor] = as_leaf(self, features)
             return traced
         return self._sequences(self.bags(features))
 

@@ -13,6 +13,7 @@ from tierbed.config.tables import EmbeddingConfig
 from tierbed.config.words import OnNonfinite
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import Collection, RowSource
+from tierbed.nn.leaf import as_leaf, is_traced
 from tierbed.nn.one_table import OneTable
 
 __all__ = ["Embedding"]
@@ -74,6 +75,9 @@ class Embedding(OneTable):
         Returns:
             ``[..., D]``, the shape of ``input`` and the elements of a row.
         """
+        if is_traced(input):
+            traced: Tensor = as_leaf(self, input)
+            return traced
         rows = self._rows._lookup(self._bags(input), None)
         if self.padding_idx is not None:
             kept = input.reshape(-1) != self.padding_idx

@@ -8,7 +8,7 @@ old one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ class _Counts:
     misses: int = 0
 
     @classmethod
-    def of(cls, stats: dict[str, Any]) -> _Counts:
+    def of(cls, stats: Mapping[str, Any]) -> _Counts:
         """Takes them from ``Store.stats()``."""
         store, io, buffer = stats["store"], stats["store"]["io"], stats["buffer"]
         is_planned = stats["order"]["kind"] == "forward"

@@ -121,6 +121,9 @@ class Snapshot:
         native: The engine's snapshot.
         path: Its folder.
 
+    Raises:
+        InvalidError: A path; :meth:`open` takes that.
+
     Examples:
         >>> rows = torch.arange(8000.0).view(1000, 8)
         >>> _ = tb.placement.import_tables({"item": rows}, "snapshot")
@@ -130,7 +133,11 @@ class Snapshot:
         True
     """
 
-    def __init__(self, native: NativeSnapshot, path: str) -> None:
+    def __init__(self, native: NativeSnapshot, path: str = "") -> None:
+        if not isinstance(native, NativeSnapshot):
+            raise InvalidError(
+                f"a Snapshot is made by a call; tierbed.Snapshot.open({native!r}) opens it"
+            )
         self._native = native
         self._path = path
         self._absolute_path = path

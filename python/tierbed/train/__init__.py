@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from tierbed._util.lazy import lazy_names
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.publisher import Publisher
+from tierbed.train.stats import OrderState, StoreStats
 from tierbed.train.store import Store
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ __all__ = [
     "CodedStore",
     "Commit",
     "CommitTable",
+    "OrderState",
     "Publisher",
     "Store",
+    "StoreStats",
     "export_table",
     "find_commits",
     "import_table",

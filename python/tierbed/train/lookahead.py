@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 from tierbed._util.progress import Progress
 from tierbed.data.order import BatchOrder, fingerprint, known_order
 from tierbed.errors import InvalidError
+from tierbed.jagged import is_kjt
 from tierbed.train.place import (
     Place,
     generators_now,
@@ -29,6 +30,7 @@ from tierbed.train.place import (
     set_global_generators,
 )
 from tierbed.train.session import Announcing, StepSession
+from tierbed.train.several import SeveralSessions
 
 __all__ = ["Lookahead", "lookahead", "sparse_of"]
 
@@ -37,21 +39,25 @@ _LOG = logging.getLogger("tierbed")
 
 
 def sparse_of(batch: Any) -> Any:
-    """Takes what a batch looks up from where our own batches have it."""
-    try:
-        return batch.sparse
-    except AttributeError:
-        found = type(batch).__name__
-        raise InvalidError(
-            f"a batch of type {found} has no .sparse; give lookahead a function that takes a batch "
-            'and returns its KeyedJaggedTensor, such as key=lambda batch: batch["sparse"], or '
-            "key=lambda batch: batch where the batch is one",
-            {"batch": found},
-        ) from None
+    """Takes what a batch looks up from where our own batches have it, or those of TorchRec."""
+    for name in ("sparse", "sparse_features"):
+        found = getattr(batch, name, None)
+        if found is not None:
+            return found
+    if is_kjt(batch):
+        return batch
+    kind = type(batch).__name__
+    raise InvalidError(
+        f"a batch of type {kind} has no .sparse; give lookahead a function that takes a batch and "
+        'returns its KeyedJaggedTensor, such as key=lambda batch: batch["sparse"]',
+        {"batch": kind},
+    )
 
 
 def _session_of(emb: Any) -> Any:
-    """Returns the control of the look-ahead of a collection, or of a model that has one."""
+    """Returns the control of the look-ahead of a collection, a model with one, or several."""
+    if isinstance(emb, (list, tuple)) and len(emb) > 1:
+        return SeveralSessions([_session_of(one) for one in emb], [_bags_of(one) for one in emb])
     for owner in (emb, getattr(emb, "embeddings", None)):
         make = getattr(owner, "_step_session", None)
         if make is not None:
@@ -64,10 +70,24 @@ def _session_of(emb: Any) -> Any:
     )
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
+def _bags_of(emb: Any) -> Callable[[Any], Any]:
+    """Returns what makes bags of what the key returned: a module of one table takes ids instead."""
+    made: Callable[[Any], Any] = getattr(emb, "_bags_of", _same)
+    return made
+
+
 def _bags_key(emb: Any, key: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """Returns the key whose result is bags, where a module of one table takes ids instead."""
-    bags_of = getattr(emb, "_bags_of", None)
-    return key if bags_of is None else lambda batch: bags_of(key(batch))
+    """Returns the key whose result is bags."""
+    bags_of = _bags_of(emb)
+    if bags_of is _same:
+        return key
+    if key is sparse_of:
+        return bags_of
+    return lambda batch: bags_of(key(batch))
 
 
 def lookahead(
@@ -86,8 +106,11 @@ def lookahead(
             store's folder for the next run.
         emb: The collection that will look the batches up, a model with ``embeddings``, or a module
             of one table, whose ``key`` returns the argument of its ``forward``, or a tuple of them.
+            Or several of these, which train by window: ``key`` then returns one
+            KeyedJaggedTensor for all, or a list with a part for each.
         window: Most batches read ahead; 0 reads none, and makes no plan.
-        key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``.
+        key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``,
+            ``batch.sparse_features`` or the batch itself.
         start: Batches of the first epoch that are done: they are read and passed over.
 
     Returns:
@@ -358,6 +381,8 @@ def _run(
                 _fill(waiting, batches, 1)
             if not announced and not waiting:
                 return
+            if announced:
+                session.note_used()
             yield (announced or waiting).popleft()
     finally:
         session.end_lookahead()

@@ -11,7 +11,7 @@ __all__ = ["HasStats", "scalars"]
 class HasStats(Protocol):
     """A :class:`tierbed.Store` or a :class:`tierbed.Snapshot`."""
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Mapping[str, Any]:
         """Returns nested counters."""
 
 

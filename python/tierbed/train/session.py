@@ -29,6 +29,9 @@ class Announcing(Protocol):
     def prefetch(self, batches: Sequence[Any]) -> int:
         """Brings the rows of coming batches into memory; returns how many batches fit."""
 
+    def note_used(self) -> None:
+        """Notes that the nearest batch of :meth:`prefetch` was handed on."""
+
     def end_lookahead(self) -> None:
         """Forgets what was announced by :meth:`prefetch`."""
 
@@ -44,6 +47,9 @@ class Reading:
     def prefetch(self, batches: Sequence[Any]) -> int:
         """Returns that all batches fit."""
         return len(batches)
+
+    def note_used(self) -> None:
+        """Does nothing."""
 
     def end_lookahead(self) -> None:
         """Does nothing."""
@@ -70,13 +76,23 @@ class StepSession:
 
     def prefetch(self, batches: Sequence[Any]) -> int:
         """Brings the rows of coming batches into memory; returns how many batches fit."""
-        pairs: list[tuple[Any, Any]] = []
-        for batch in batches:
-            ids, offsets = self._ids(batch)
-            if self._binding.is_open:
-                ids = self._binding.translate(ids, offsets, is_training=False)
-            pairs.append((ids, offsets))
+        pairs: list[tuple[Any, Any]] = [self.rows_of(batch) for batch in batches]
         return self.store.native.prefetch(self._binding.plan, pairs)
+
+    def note_used(self) -> None:
+        """Does nothing: the engine sees the lookups themselves."""
+
+    @property
+    def tables(self) -> list[int]:
+        """Table id of each feature."""
+        return self._binding.tables
+
+    def rows_of(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Returns the rows ``[E]`` and offsets ``[F*B+1]`` that a lookup of ``batch`` reads."""
+        ids, offsets = self._ids(batch)
+        if self._binding.is_open:
+            ids = self._binding.translate(ids, offsets, is_training=False)
+        return ids, offsets
 
     def end_lookahead(self) -> None:
         """Forgets what was announced by :meth:`prefetch`."""

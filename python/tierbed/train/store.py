@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -40,6 +40,7 @@ from tierbed.placement.files import (
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
 from tierbed.train.background import Request, publish_async
+from tierbed.train.stats import OrderState, StoreStats
 from tierbed.train.store_optimizers import StoreOptimizers
 
 if TYPE_CHECKING:
@@ -49,6 +50,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "compiled_parts"]
 
+_OF_THE_ENGINE = frozenset(
+    {
+        "add_table",
+        "asks_for_plan",
+        "is_trainable",
+        "may_follow_plan",
+        "may_leave_plan",
+        "native",
+        "note_collection",
+        "note_scans",
+        "note_unknown_order",
+        "optimizers",
+        "plan_obstacle",
+        "takes_gradients",
+        "watch",
+    }
+)
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
@@ -63,6 +81,9 @@ class Store(StoreOptimizers):
         seed: Seed of the initial rows.
         order: The order that was asked for.
 
+    Raises:
+        InvalidError: A path; :meth:`open` takes that.
+
     Examples:
         >>> store = tb.Store.open("run/store", dram_budget="16MiB")
         >>> tables = [tb.EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=16)]
@@ -74,8 +95,16 @@ class Store(StoreOptimizers):
     """
 
     def __init__(
-        self, native: NativeStore, path: str | None, seed: int, order: str = "window"
+        self,
+        native: NativeStore,
+        path: str | None = None,
+        seed: int = 0,
+        order: str = "window",
     ) -> None:
+        if not isinstance(native, NativeStore):
+            raise InvalidError(
+                f"a Store is made by a call; tierbed.Store.open({native!r}) opens it"
+            )
         self._order = order
         self._native = native
         self._path = path
@@ -330,7 +359,7 @@ class Store(StoreOptimizers):
 
     # ------------------------------------------------------------ order
 
-    def order(self) -> dict[str, Any]:
+    def order(self) -> OrderState:
         """Returns what is known of the order that training follows.
 
         Returns:
@@ -338,8 +367,7 @@ class Store(StoreOptimizers):
             order), ``fallback_count`` and ``rows_moved``; in forward order also ``epoch`` and
             ``batch`` (where training stands), ``plan`` and ``unplanned_scan_count``.
         """
-        order: dict[str, Any] = self.stats()["order"]
-        return order
+        return self.stats()["order"]
 
     def note_unknown_order(self, reason: str) -> None:
         """Keeps why no plan was made, and tells it once.
@@ -688,9 +716,10 @@ class Store(StoreOptimizers):
         """
         return self._native.verify()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> StoreStats:
         """Returns counters of the store, its buffer, its budget and the disk."""
-        return self._native.stats()
+        stats: Any = self._native.stats()
+        return cast("StoreStats", stats)
 
     def close(self) -> None:
         """Gives back memory and the folder; what was not checkpointed is lost.
@@ -711,6 +740,10 @@ class Store(StoreOptimizers):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __dir__(self) -> list[str]:
+        # What collections and the look-ahead ask is not offered to people.
+        return [name for name in super().__dir__() if name not in _OF_THE_ENGINE]
 
     def __repr__(self) -> str:
         return f"Store(path={self._path!r}, seed={self._seed})"

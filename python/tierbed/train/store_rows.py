@@ -12,7 +12,7 @@ from tierbed._native import NativeStore
 from tierbed._util.tensors import check_tensors
 from tierbed.config.optim import state_words
 from tierbed.config.tables import is_own
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["RowVisitor", "StoreRows"]
 
@@ -233,6 +233,50 @@ class StoreRows:
                 )
         detached = None if rows_state is None or words == 0 else rows_state.detach()
         self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
+
+    def copy_table(
+        self, source: StoreRows, table: str, *, to: str | None = None, chunk_rows: int = 262_144
+    ) -> None:
+        """Copies all rows of a table of another store into one of this store.
+
+        With optimizer state, use counts and steps, so that training goes on with the same bits. So
+        a table becomes larger, gets another name, or another optimizer, whose state then starts
+        anew. Rows behind those of ``source`` keep what they have.
+
+        Args:
+            source: The other store, such as one opened with ``read_only=True``.
+            table: The table there.
+            to: The table here, which a collection made; by default of the same name.
+            chunk_rows: Rows in memory at a time. In forward order ``source`` is read whole for each
+                chunk.
+
+        Raises:
+            InvalidError: No such table, fewer rows here, or another dim.
+            UnsupportedError: A table of open vocabulary.
+        """
+        name = table if to is None else to
+        theirs, ours = source.table(table), self.table(name)
+        if table in source.vocabularies() or name in self.vocabularies():
+            raise UnsupportedError(
+                f"rows of an open vocabulary belong to ids; move {table!r} by 'tierbed export' and "
+                "'tierbed import'",
+                {"table": table},
+            )
+        row_count, dim = int(theirs["row_count"]), int(theirs["dim"])
+        if ours["dim"] != dim or ours["row_count"] < row_count:
+            raise InvalidError(
+                f"table {name!r} has {ours['row_count']} x {ours['dim']}, which does not hold "
+                f"the {row_count} x {dim} of {table!r}; make it with at least as many rows, of that dim",
+                {"table": name},
+            )
+        is_same = theirs["optimizer"] == ours["optimizer"]
+        for first in range(0, row_count, chunk_rows):
+            count = min(chunk_rows, row_count - first)
+            rows, state = source.read_rows_and_state(table, first, count)
+            uses = source.use_counts(table, first, count)
+            self.write_rows(name, first, rows, state if is_same else None, uses)
+        if is_same:
+            self.set_steps_done(name, source.steps_done(table))
 
     def steps_done(self, table: str) -> int:
         """Returns how many steps the optimizer of ``table`` did; Adam's corrections follow it.
