@@ -1,25 +1,30 @@
 """Datasets: walks through samples that stop and resume.
 
 All sources look alike: an iterable of batches over a range of samples in time order, with the
-sizes of the tables the ids need, a state to checkpoint, and a split at a point in time.
+sizes of the tables the ids need, a state to checkpoint, and a split at a point in time. A
+``DataLoader`` with workers yields the batches of the dataset itself, in the same order.
 """
 
 from __future__ import annotations
 
 import copy
 import glob
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tierbed.config import EmbeddingBagConfig
 from tierbed.data.batch import Batch
 from tierbed.errors import InvalidError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Dataset", "Paths", "ProgressCallback", "expand_paths"]
+__all__ = ["Dataset", "Paths", "ProgressCallback", "WorkerPart", "check_rank", "expand_paths"]
 
 Paths = str | Path | Sequence[str | Path]
 """A file, a pattern (``day_*.gz``), or a list of both; read in the order given."""
@@ -45,12 +50,44 @@ def expand_paths(paths: Paths) -> list[Path]:
     return found
 
 
-class Dataset(ABC):
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuses a rank that is none of ``world_size``.
+
+    Raises:
+        InvalidError: No such rank.
+    """
+    if not 0 <= rank < world_size:
+        raise InvalidError(f"rank must be 0 to world_size - 1, got {rank} of {world_size}")
+
+
+class WorkerPart(NamedTuple):
+    """Which batches of an iteration are a loader worker's: every ``of``-th from ``at`` on."""
+
+    at: int
+    of: int
+
+    @classmethod
+    def here(cls) -> WorkerPart:
+        """Returns that of this process; all batches outside of workers."""
+        info = get_worker_info()
+        return cls(0, 1) if info is None else cls(info.id, info.num_workers)
+
+    def has(self, number: int) -> bool:
+        """Tells whether the batch ``number``, counted from where iteration began, is its own."""
+        return number % self.of == self.at
+
+
+class Dataset(IterableDataset[Batch], ABC):
     """Batches of the samples ``first..stop`` of a source, in time order.
 
     Iterating yields batches of ``batch_size`` samples, the last one perhaps smaller.
     :meth:`state_dict` tells how far iteration came, :meth:`load_state_dict` makes the next
     iteration go on there. One iteration at a time.
+
+    Workers of ``DataLoader(data, batch_size=None)`` take turns: the loader yields the batches of
+    the dataset, in its order. Each worker reads what the others read, and makes its own batches
+    only. A state that was taken in a worker is of that worker, as torchdata's
+    ``StatefulDataLoader`` keeps them.
 
     Args:
         batch_size: Samples of a batch, ``B``.
@@ -70,6 +107,11 @@ class Dataset(ABC):
         self.first = first
         self.stop = stop
         self._done = 0
+        # The worker that this position was saved in, and where the iteration began.
+        self._worker: WorkerPart | None = None
+        self._begun_at = 0
+        # The process whose iteration goes on.
+        self._walking_pid = 0
 
     @property
     @abstractmethod
@@ -101,6 +143,29 @@ class Dataset(ABC):
     def identity(self) -> dict[str, Any]:
         """Returns what a state must agree with to be resumed (JSON values)."""
 
+    def tables(self, embedding_dim: int) -> list[EmbeddingBagConfig]:
+        """Returns the tables of a collection for these batches, one per feature.
+
+        Args:
+            embedding_dim: Elements of a row, ``D``.
+        """
+        return [
+            EmbeddingBagConfig(num_embeddings=rows, embedding_dim=embedding_dim, name=name)
+            for name, rows in self.table_sizes()
+        ]
+
+    def order_identity(self) -> dict[str, Any] | str:
+        """Returns what the order of the batches depends on (JSON values), or why it is not known.
+
+        Equal for equal batches in equal order, and only then.
+        """
+        return {
+            "kind": type(self).__qualname__,
+            "identity": self.identity(),
+            "range": [self.first, self.stop],
+            "batch_size": self.batch_size,
+        }
+
     @property
     def sample_count(self) -> int | None:
         """Samples of the range; None where the end of the source is not known yet."""
@@ -123,16 +188,53 @@ class Dataset(ABC):
             raise TypeError("the number of samples is not known; call count() first")
         return (known + self.batch_size - 1) // self.batch_size
 
+    def walk(self, done: int, worker: WorkerPart) -> Iterator[tuple[int, Batch]]:
+        """Yields a worker's batches of an epoch, each with the samples done behind it.
+
+        The position of this dataset does not matter.
+
+        Args:
+            done: Samples of the epoch that are passed over.
+            worker: Which batches.
+        """
+        batches = self.batches(self.first + done, self.stop, self.batch_size)
+        for number, batch in enumerate(batches):
+            done += len(batch)
+            if worker.has(number):
+                yield done, batch
+
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches(self.first + self._done, self.stop, self.batch_size):
+        worker = WorkerPart.here()
+        if self._walking_pid == os.getpid() and get_worker_info() is not None:
+            # An epoch that the loader left early; its worker had gone ahead.
+            self._done, self._worker = 0, None
+        self._walking_pid, begins = os.getpid(), self._done
+        if self._worker is not None:
+            if worker != self._worker:
+                raise InvalidError(
+                    f"data position was saved in worker {self._worker.at} of "
+                    f"{self._worker.of}, this is worker {worker.at} of {worker.of}; resume "
+                    "with as many workers, by the loader that saved it"
+                )
+            begins = self._begun_at
+        self._begun_at = begins
+        skipped = -(-(self._done - begins) // self.batch_size)
+        # Workers take turns from where the iteration began, wherever they go on.
+        turned = worker._replace(at=(worker.at - skipped) % worker.of)
+        for done, batch in self.walk(self._done, turned):
             # Counted before it is handed out: a state taken now does not repeat this batch.
-            self._done += len(batch)
+            self._done = done
             yield batch
-        self._done = 0
+        self._done = self._begun_at = 0
+        self._worker, self._walking_pid = None, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where iteration is: behind the batch handed out last (JSON values)."""
-        return {"done": self._done, "range": [self.first, self.stop], **self.identity()}
+        state = {"done": self._done, "range": [self.first, self.stop], **self.identity()}
+        worker = WorkerPart.here()
+        if get_worker_info() is not None:
+            state["worker"] = [*worker, self._begun_at]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a position taken by :meth:`state_dict` of the same data.
@@ -155,6 +257,10 @@ class Dataset(ABC):
         if not isinstance(done, int) or done < 0:
             raise InvalidError(f"data position is not a position: done is {done!r}")
         self._done = done
+        worker = state.get("worker")
+        self._worker = None if worker is None else WorkerPart(*worker[:2])
+        self._begun_at = done if worker is None else worker[2]
+        self._walking_pid = 0
 
     def split_last(self, fraction: float) -> tuple[Self, Self]:
         """Splits in time order: the last ``fraction`` is for evaluation, never shuffled in.
@@ -173,6 +279,27 @@ class Dataset(ABC):
         count = self.count()
         at = self.first + count - round(count * fraction)
         return self.part(self.first, at), self.part(at, self.first + count)
+
+    def shard(self, rank: int, world_size: int, *, even: bool = False) -> Self:
+        """Returns the share of a rank: a range of samples; those of all ranks are all samples.
+
+        Each sample is in one share. Shares differ by at most one sample, so that a rank may have
+        one batch more than another; ``even`` leaves out the last samples, fewer than ranks.
+
+        Args:
+            rank: This rank, from 0.
+            world_size: Number of ranks.
+            even: Give every rank as many samples and batches, as training in step needs.
+
+        Raises:
+            InvalidError: No such rank.
+        """
+        check_rank(rank, world_size)
+        count = self.count()
+        if even:
+            count -= count % world_size
+        first, stop = count * rank // world_size, count * (rank + 1) // world_size
+        return self.part(self.first + first, self.first + stop)
 
     def part(self, first: int, stop: int | None) -> Self:
         """Returns the same source with another range of samples.

@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from tierbed._util import state
-from tierbed.data.dataset import Dataset
+from tierbed.data.dataset import Dataset, WorkerPart
 
 __all__ = ["BatchOrder", "fingerprint", "generators_of", "known_order"]
 
@@ -83,21 +83,20 @@ def known_order(loader: Iterable[Any], key: Key) -> BatchOrder | str:
     return f"a {type(loader).__name__} does not tell its order"
 
 
-def _of_dataset(dataset: Dataset) -> BatchOrder | str:
+def _of_dataset(
+    dataset: Dataset, collate: Callable[[Any], Any] = lambda batch: batch
+) -> BatchOrder | str:
     done = int(dataset.state_dict()["done"])
     if done % dataset.batch_size:
         return "the dataset stands in the middle of a batch"
+    parts = dataset.order_identity()
+    if isinstance(parts, str):
+        return parts
     whole = copy.copy(dataset)
-    parts = {
-        "kind": type(dataset).__qualname__,
-        "identity": dataset.identity(),
-        "range": [dataset.first, dataset.stop],
-        "batch_size": dataset.batch_size,
-    }
     known = dataset.sample_count
     return BatchOrder(
         fingerprint(parts),
-        lambda: whole.batches(whole.first, whole.stop, whole.batch_size),
+        lambda: (collate(batch) for _, batch in whole.walk(0, WorkerPart(0, 1))),
         done // dataset.batch_size,
         None if known is None else -(-known // dataset.batch_size),
     )
@@ -108,6 +107,9 @@ def _of_dataset(dataset: Dataset) -> BatchOrder | str:
 
 def _of_dataloader(loader: DataLoader[Any], key: Key) -> BatchOrder | str:
     promised = getattr(loader.dataset, "order_fingerprint", None)
+    if isinstance(loader.dataset, Dataset) and getattr(loader, "in_order", True):
+        # Workers take turns, so that these are the batches of the dataset.
+        return _of_dataset(loader.dataset, loader.collate_fn)
     if isinstance(loader.dataset, IterableDataset):
         if promised is None:
             return "an IterableDataset does not tell its order; give it an order_fingerprint"
