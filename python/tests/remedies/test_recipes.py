@@ -14,12 +14,7 @@ import torch.distributed.checkpoint
 
 import tierbed as tb
 from tierbed.cli import main
-from tierbed.data import (
-    ParquetColumns,
-    ParquetData,
-    build_parquet_vocabulary,
-    build_vocabulary,
-)
+from tierbed.data import build_vocabulary
 from tierbed.data.source import DataOptions, Source
 from tierbed.recipes.run import Run, TrainOptions, load_run, read_run
 from tierbed.train import table_files
@@ -42,7 +37,6 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 STORE = {"dram_budget": BUDGET}
-SITES = ParquetColumns(label="y", categorical=["site", "tag"])
 
 
 def generated(samples: int = 64) -> GeneratedData:
@@ -87,31 +81,6 @@ def test_generated_samples_stop_where_one_says() -> None:
     with refused(tb.InvalidError, "say where to stop"):
         list(generated().batches(0, None, 16))
     assert sum(len(batch) for batch in generated().batches(0, 40, 16)) == 40
-
-
-def _tokens(folder: Path) -> Path:
-    rows = {"y": [0, 1, 0], "site": ["a", "b", "a"], "tag": ["x", "x", "y"]}
-    parquet.write_table(pyarrow.table(rows), folder / "log.parquet")
-    return folder / "log.parquet"
-
-
-def test_tokens_need_a_vocabulary(tmp_path: Path) -> None:
-    log = _tokens(tmp_path)
-    with refused(tb.InvalidError, "build a vocabulary for it"):
-        list(ParquetData(log, SITES, {"site": 3, "tag": 3}, 8))
-    build_parquet_vocabulary(log, tmp_path / "v", ["site", "tag"])
-    (batch,) = ParquetData(log, SITES, tmp_path / "v", 8)
-    assert len(batch) == 3
-
-
-def test_columns_stand_in_the_order_of_their_vocabulary(tmp_path: Path) -> None:
-    log = _tokens(tmp_path)
-    build_parquet_vocabulary(log, tmp_path / "v", ["tag", "site"])
-    with refused(tb.InvalidError, "name the columns in the same order"):
-        ParquetData(log, SITES, tmp_path / "v", 8)
-    swapped = replace(SITES, categorical=["tag", "site"])
-    (batch,) = ParquetData(log, swapped, tmp_path / "v", 8)
-    assert batch.sparse.keys() == ["tag", "site"]
 
 
 # ---------------------------------------------------------------- training runs

@@ -10,7 +10,9 @@ from tierbed.errors import InvalidError
 Backend = Literal[
     "file", "memory", "cold", "lsm", "lsm_plain", "hashdb", "mmap", "rocksdb", "rocksdb_universal"
 ]
-DataFormat = Literal["criteo", "avazu", "parquet", "synthetic"]
+DataFormat = Literal[
+    "criteo", "criteo_multi_hot", "avazu", "movielens", "parquet", "arrow", "synthetic"
+]
 DeviceHeapKind = Literal["auto", "pinned"]
 Durability = Literal["checkpoint", "step"]
 ExchangeKind = Literal["auto", "one_sided", "collective"]
