@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         placement as placement,
         recipes as recipes,
         serve as serve,
+        tables as tables,
         testing as testing,
         torchrec as torchrec,
         train as train,
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
     from tierbed.serve import compile_dense as compile_dense
 else:
     # Loaded on first use, so that importing the package stays quick.
-    _NAMES = ("accelerate", "cli", "dist", "lightning", "recipes", "testing", "torchrec")
+    _NAMES = ("accelerate", "cli", "dist", "lightning", "recipes", "tables", "testing", "torchrec")
     _LAZY = dict.fromkeys(_NAMES, "")
     __getattr__ = lazy_names(__name__, {**_LAZY, "serve": "compile_dense"})
 

@@ -14,7 +14,17 @@ from pathlib import Path
 
 FROZEN = Path(__file__).with_name("signatures.txt")
 ROOMS = ("", "accelerate", "backends", "codec", "config", "data", "dist", "errors", "jagged")
-ROOMS += ("lightning", "nn", "placement", "results", "serve", "testing", "torchrec", "train")
+ROOMS += (
+    "lightning",
+    "nn",
+    "placement",
+    "results",
+    "serve",
+    "tables",
+    "testing",
+    "torchrec",
+    "train",
+)
 
 
 def lines() -> Iterator[str]:

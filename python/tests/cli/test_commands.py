@@ -245,7 +245,7 @@ def test_tables_go_out_and_into_another_store(run: Path, tmp_path: Path, capsys:
     file = tmp_path / "c3.safetensors"
     assert tierbed("export", "--store", run / "run", "--table", "C3", "--file", file) == 0
     store = tmp_path / "other"
-    make = ("import", "--store", store, "--table", "items", "--file", file)
+    make = ("import", "--store", store, "--table", "items=C3", "--file", file)
     assert tierbed(*make, "--create") == 2
     assert "--create needs --optimizer" in capsys.readouterr().err
     assert tierbed(*make, "--create", "--optimizer", "adagrad") == 0
@@ -255,6 +255,77 @@ def test_tables_go_out_and_into_another_store(run: Path, tmp_path: Path, capsys:
     from safetensors.numpy import load_file
 
     assert np.array_equal(np.load(back), load_file(file)["C3.weight"])
+
+
+def test_all_tables_move_with_their_state(run: Path, tmp_path: Path) -> None:
+    file, back, told = tmp_path / "all.safetensors", tmp_path / "back", tmp_path / "out.json"
+    out = ("export", "--store", run / "run", "--all", "--state", "--file", file)
+    assert tierbed(*out, "--shard-size", "20KB") == 0
+    index = tmp_path / "all.safetensors.index.json"
+    assert index.is_file()
+    store = tmp_path / "other"
+    make = ("import", "--store", store, "--all", "--create", "--optimizer", "adagrad")
+    assert tierbed(*make, "--file", index, "--dry-run", "--json", told) == 0
+    held = {table["table"]: table["rows"] for table in result_of(told)["tables"]}
+    assert not store.exists()
+    assert tierbed(*make, "--file", index, "--json", told) == 0
+    result = result_of(told)
+    assert result["checkpoint"] == 1
+    assert {table["table"]: table["rows"] for table in result["tables"]} == held
+    assert all(table["has_state"] and table["is_new"] for table in result["tables"])
+    assert tierbed("export", "--store", store, "--all", "--file", back, "--format", "npy") == 0
+    import numpy
+
+    with Store.open(run / "run" / "tables", dram_budget="16MiB", read_only=True) as opened:
+        for table, rows in held.items():
+            expected = opened.read_rows(table, 0, rows).numpy()
+            assert numpy.array_equal(numpy.load(back / f"{table}.npy"), expected)
+
+
+def test_a_dry_run_lists_what_a_file_holds(tmp_path: Path, capsys: Any) -> None:
+    torch.save({"model": {"item.weight": torch.ones(7, 3)}, "epoch": 2}, tmp_path / "m.pt")
+    listed = ("import", "--file", tmp_path / "m.pt", "--dry-run")
+    told = tmp_path / "out.json"
+    assert tierbed(*listed, "--json", told) == 0
+    assert result_of(told)["tables"] == [
+        {
+            "name": "model.item.weight",
+            "rows": 7,
+            "dim": 3,
+            "kind": "float32",
+            "ids": "row numbers",
+            "state": "",
+            "steps": None,
+        }
+    ]
+    assert tierbed(*listed) == 0
+    assert "model.item.weight" in capsys.readouterr().out
+    assert tierbed("import", "--file", tmp_path / "m.pt") == 2
+    assert "tables by --table, or --all of them" in capsys.readouterr().err
+
+
+def test_a_damaged_import_leaves_the_store_as_it_was(tmp_path: Path, capsys: Any) -> None:
+    from safetensors.torch import save_file
+
+    rows = torch.rand(7, 3)
+    save_file({"item.weight": rows}, tmp_path / "m.safetensors")
+    store = ("import", "--store", tmp_path / "s", "--table", "item")
+    make = ("--create", "--optimizer", "adam", "--init", "normal:0,0.1", "--seed", 3)
+    assert tierbed(*store, "--file", tmp_path / "m.safetensors", *make) == 0
+    numpy.save(tmp_path / "few.npy", numpy.ones((5, 3), dtype="f4"))
+    few = (*store, "--file", tmp_path / "few.npy", "--seed", 3)
+    assert tierbed(*few) == 2
+    assert "--allow-fewer" in capsys.readouterr().err
+    raw = (tmp_path / "m.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(raw[:-5])
+    assert tierbed(*store, "--file", tmp_path / "cut.safetensors") == 1
+    with Store.open(tmp_path / "s", dram_budget="16MiB", read_only=True) as opened:
+        assert torch.equal(opened.read_rows("item", 0, 7), rows)
+        assert opened.last_checkpoint() == (1, "import-m.safetensors")
+        assert opened.table("item")["init"]["kind"] == "normal"
+    assert tierbed(*few, "--allow-fewer") == 0
+    with Store.open(tmp_path / "s", dram_budget="16MiB", read_only=True) as opened:
+        assert torch.equal(opened.read_rows("item", 0, 7), torch.cat([torch.ones(5, 3), rows[5:]]))
 
 
 def test_generated_files_train_like_real_ones(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.distributed import checkpoint as dcp
 
 import tierbed as tb
 import tierbed.torchrec as tbr
-from tierbed.train.table_files import export_table
+from tierbed.tables import export_tables
 
 from .torchrec_kit import ROWS, bag_configs, batches, configs, memory, rows_differ, torchrec
 
@@ -477,7 +477,7 @@ def test_tables_of_ids_and_of_snapshots_are_not_moved_so(tmp_path: Path) -> None
         with pytest.raises(tb.UnsupportedError, match="move it by 'tierbed export'"):
             tbr.full_state_dict(model)
         model.bags(tb.KeyedJaggedTensor(["open"], torch.tensor([7]), lengths=torch.tensor([1])))
-        assert export_table(store, "open", tmp_path / "open.pt") == 1
+        assert export_tables(store, tmp_path / "open.pt")[0].rows == 1
     with memory() as store:
         mine = ours(store)
         coded = tb.CodedStore.of(store, [tb.EmbeddingBagConfig(ROWS, DIM, "t1")])

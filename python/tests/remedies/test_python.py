@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import tierbed as tb
+from tierbed import tables
 from tierbed.cli import main
 from tierbed.placement import import_tables
 from tierbed.recipes.metrics import auc
-from tierbed.train import table_files
 
 from .kit import (
     BUDGET,
@@ -164,11 +164,6 @@ CASES: list[tuple[str, Call, Call]] = [
         lambda s: opened(None, backend="memory").close(),
     ),
     (
-        "look the ids up in training mode, then write rows store.translate(table, ids)",
-        lambda s: table_files.import_table(_open(s), "open", _npy(20)),
-        lambda s: _write_open(_open(s)),
-    ),
-    (
         "give one, or backend='memory'",
         lambda _: tb.Store.open(),
         lambda _: opened(None, backend="memory"),
@@ -199,25 +194,6 @@ def _coded_ranks(*, is_training: bool) -> None:
     tables = [table(data_type=tb.DataType.FP16)]
     with tbd.ShardedEmbeddingBagCollection(tables, store=_coded(), ranks=rank) as rows:
         head(rows.train(is_training)(bags(1)).values()).sum().backward()
-
-
-def _open(store: tb.Store) -> tb.Store:
-    collection(store, table("open", None, feature_names=["item"]))
-    return store
-
-
-def _write_open(store: tb.Store) -> None:
-    ids = torch.arange(5)
-    collection(store, table("open", None, feature_names=["item"]))(bags(*range(5)))
-    store.write_rows("open", int(store.translate("open", ids).min()), torch.ones(5, 8))
-
-
-def _npy(rows: int) -> Path:
-    import tempfile
-
-    path = Path(tempfile.mkdtemp()) / "t.npy"
-    np.save(path, np.ones((rows, 8), dtype="f4"))
-    return path
 
 
 @pytest.mark.parametrize(("remedy", "wrong", "right"), CASES, ids=[case[0][:40] for case in CASES])
@@ -327,12 +303,18 @@ def test_tables_go_into_files_that_hold_them(tmp_path: Path) -> None:
     path = tmp_path / "store"
     rows = trained(path)
     with opened(path) as store:
-        with refused(tb.InvalidError, "use one of ") as caught:
-            table_files.export_table(store, "item", tmp_path / "t.xyz")
-        for ending in re.findall(r"'(\.?\w+)'", str(caught.value).split("use one of")[1]):
+        with refused(tb.InvalidError, "end its name in one of ") as caught:
+            tables.export_tables(store, tmp_path / "t.xyz", "item")
+        for ending in re.findall(r"'(\.?\w+)'", str(caught.value).split("in one of")[1]):
             target = tmp_path / f"t.{ending.removeprefix('.')}"
-            table_files.export_table(store, "item", target)
-            table_files.import_table(store, "item", target)
+            tables.export_tables(store, target, "item")
+            tables.import_tables(store, target, "item")
+        (tmp_path / "t.xyz").write_text("")
+        with refused(tb.InvalidError, "use one of "):
+            tables.import_tables(store, tmp_path / "t.xyz", "item")
+        with refused(tb.InvalidError, "give file_format= (--format) for a folder"):
+            tables.export_tables(store, tmp_path / "folder")
+        tables.export_tables(store, tmp_path / "folder", file_format="npy")
         assert torch.equal(rows_of(store), rows)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from tierbed.cli import main
 from tierbed.data import build_vocabulary
 from tierbed.data.source import DataOptions, Source
 from tierbed.recipes.run import Run, TrainOptions, load_run, read_run
-from tierbed.train import table_files
 from tierbed_bench.generator import GeneratedData, write_criteo_tsv
 
 from .kit import (
@@ -125,31 +122,6 @@ def test_samples_remain_to_train_on(tmp_path: Path, capsys: Any) -> None:
 
 
 # ---------------------------------------------------------------- tables and collections
-
-
-def test_a_folder_of_torch_becomes_a_file(tmp_path: Path) -> None:
-    rows = torch.rand(ROWS, 8)
-    folder, file = tmp_path / "dcp", tmp_path / "one.pt"
-    torch.distributed.checkpoint.save({"item.weight": rows}, checkpoint_id=folder, no_dist=True)
-    with opened(tmp_path / "store") as store:
-        collection(store)
-        with refused(tb.InvalidError, "dcp_to_torch FOLDER FILE.pt") as caught:
-            table_files.import_table(store, "item", folder)
-        told = str(caught.value)
-        words = told[told.index("-m torch") : told.index(" FOLDER")].split()
-        subprocess.run([sys.executable, *words, str(folder), str(file)], check=True)
-        table_files.import_table(store, "item", file)
-        assert torch.equal(rows_of(store), rows)
-
-
-def test_an_open_table_goes_into_files_that_hold_its_ids(tmp_path: Path) -> None:
-    with opened(tmp_path / "store") as store:
-        emb = collection(store, table(rows=None))
-        emb(bags(10**12, 7)).values().sum().backward()
-        with refused(tb.InvalidError, "use .safetensors, .pt or .parquet"):
-            table_files.export_table(store, "item", tmp_path / "t.npy")
-        for ending in ("safetensors", "pt", "parquet"):
-            assert table_files.export_table(store, "item", tmp_path / f"t.{ending}") == 2
 
 
 def test_reading_only_looks_at_a_path_and_no_checkpoint(tmp_path: Path) -> None:

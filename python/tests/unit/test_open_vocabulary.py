@@ -10,7 +10,7 @@ import torch
 
 import tierbed as tb
 from tierbed.results import EvictedIds
-from tierbed.train.table_files import export_table, import_table
+from tierbed.tables import export_tables
 
 BIG = 2**62 + 12345
 EXTREMES = [0, -1, 2**63 - 1, -(2**63)]
@@ -255,7 +255,7 @@ def test_an_export_has_the_ids_of_its_rows(
     count = len(store.ids("item")[0])
     for suffix in (".safetensors", ".pt", ".parquet"):
         file = tmp_path / f"item{suffix}"
-        assert export_table(store, "item", file, chunk_rows=chunk_rows) == count
+        assert export_tables(store, file, "item", chunk_rows=chunk_rows)[0].rows == count
     for loaded in (
         load_file(tmp_path / "item.safetensors"),
         torch.load(tmp_path / "item.pt", weights_only=True),
@@ -265,7 +265,3 @@ def test_an_export_has_the_ids_of_its_rows(
     assert read["id"][-1] is None
     rows = torch.tensor(read["weight"])
     assert_rows_of_ids(store, torch.tensor(read["id"][:-1]), rows[:-1], rows[-1:])
-    with pytest.raises(tb.InvalidError, match=r"open vocabulary.*use .safetensors"):
-        export_table(store, "item", tmp_path / "item.npy")
-    with pytest.raises(tb.InvalidError, match="open vocabulary: its rows belong to ids"):
-        import_table(store, "item", tmp_path / "item.pt", key="item.weight")

@@ -1,4 +1,4 @@
-"""``inspect``, ``verify``, ``repair``, ``import``, ``export``, ``snapshot``: folders and files."""
+"""``inspect``, ``verify``, ``checkpoints``, ``repair``, ``snapshot``: folders and files."""
 
 from __future__ import annotations
 
@@ -21,27 +21,20 @@ from tierbed.cli.options import (
     HeadRows,
     JsonOut,
     LogFormat,
-    RowOptimizer,
     finish,
+    pairs,
     shows_tables,
 )
 from tierbed.cli.place import inspect_placement, placement_file
-from tierbed.config.tables import EmbeddingBagConfig
-from tierbed.config.words import OptimizerKind
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.placement import import_files
-from tierbed.recipes.run import OPTIMIZERS
 from tierbed.serve.snapshot import Snapshot
 from tierbed.train.checkpoints import Commit, find_commits, put_in_force
 from tierbed.train.store import Store
-from tierbed.train.table_files import export_table, import_table, shape_of
 
 __all__ = ["open_folder", "register", "tables_folder"]
 
 Folder = Annotated[Path, typer.Argument(help="A run, a store or a snapshot.")]
-StoreFolder = Annotated[Path, typer.Option("--store", help="The store or run.")]
-TableName = Annotated[str, typer.Option("--table", help="Name of the table.")]
-TableFile = Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")]
 
 
 def tables_folder(folder: Path) -> Path:
@@ -211,57 +204,6 @@ def verify(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOu
     finish({"verified": True, "pages": pages, "seconds": seconds}, json_path, f"verify {folder}")
 
 
-def import_(
-    store: StoreFolder,
-    table: TableName,
-    file: TableFile,
-    key: Annotated[
-        str | None, typer.Option("--key", help="Which tensor: model.item.weight.")
-    ] = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the table, as large as the file's.")
-    ] = False,
-    optimizer: Annotated[OptimizerKind | None, RowOptimizer] = None,
-    dram_budget: DramBudget = "256MiB",
-    json_path: JsonOut = None,
-) -> None:
-    """Read a table from a file into a store, and checkpoint."""
-    place = tables_folder(store) if store.is_dir() else store
-    with Store.open(place, dram_budget=dram_budget) as opened:
-        known = [entry["name"] for entry in opened.tables()]
-        if create and table not in known:
-            if optimizer is None:
-                raise InvalidError(
-                    "--create needs --optimizer, that of the model that will train the table: its "
-                    f"state lies beside the rows; one of {', '.join(sorted(OPTIMIZERS))}"
-                )
-            rows, dim = shape_of(file, key)
-            config = EmbeddingBagConfig(name=table, num_embeddings=rows, embedding_dim=dim)
-            opened.add_table(config, OPTIMIZERS[optimizer]())
-        with Progress(f"import {table}", None, "rows") as bar:
-            rows = import_table(opened, table, file, key=key, progress=bar.set)
-        number = opened.checkpoint_rows(f"import-{table}")
-    finish({"table": table, "rows": rows, "checkpoint": number}, json_path, f"import {file}")
-
-
-def export(
-    store: StoreFolder,
-    table: TableName,
-    file: TableFile,
-    dram_budget: DramBudget = "256MiB",
-    json_path: JsonOut = None,
-) -> None:
-    """Write a table of a store to a file, in bounded memory."""
-    place = tables_folder(store)
-    with (
-        Store.open(place, dram_budget=dram_budget) as opened,
-        Progress(f"export {table}", None, "rows") as bar,
-    ):
-        rows = export_table(opened, table, file, progress=bar.set)
-    size = file.stat().st_size
-    finish({"table": table, "rows": rows, "file_bytes": size}, json_path, f"export {file}")
-
-
 def snapshot(
     out: Annotated[Path, typer.Option("--out", help="The snapshot: a new folder.")],
     tables: Annotated[
@@ -283,12 +225,12 @@ def snapshot(
 
     An id is the number of its row.
     """
-    files = {name: Path(file) for name, file in _pairs("--table", tables).items()}
+    files = {name: Path(file) for name, file in pairs("--table", tables).items()}
     with Progress("reading", None, "rows") as bar:
         report = import_files(
             files,
             out,
-            keys=_pairs("--key", keys or []),
+            keys=pairs("--key", keys or []),
             codec=codec,
             head_rows=head_rows,
             dram_budget=dram_budget,
@@ -298,25 +240,10 @@ def snapshot(
     finish({**asdict(report), "snapshot": str(out)}, json_path, f"snapshot {out}")
 
 
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
-    """Returns what ``NAME=VALUE`` says by name."""
-    pairs: dict[str, str] = {}
-    for one in given:
-        name, sign, value = one.partition("=")
-        if not (sign and name and value):
-            raise InvalidError(f"{option} is NAME=VALUE, not {one!r}: {option} item=item.npy")
-        if name in pairs:
-            raise InvalidError(f"{option} names {name!r} twice; give every table once")
-        pairs[name] = value
-    return pairs
-
-
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
     add(app, "inspect", inspect)
     add(app, "verify", verify)
     add(app, "checkpoints", checkpoints)
     add(app, "repair", repair, "List the whole commits of a store, or go back to one.")
-    add(app, "import", import_)
-    add(app, "export", export)
     add(app, "snapshot", snapshot, "Write a serving snapshot of tables in files.")

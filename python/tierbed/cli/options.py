@@ -65,6 +65,19 @@ def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Numb
         raise InvalidError(f"{option} must be numbers with commas between, not {text!r}") from error
 
 
+def pairs(option: str, given: list[str]) -> dict[str, str]:
+    """Returns what ``NAME=VALUE`` says by name."""
+    pairs: dict[str, str] = {}
+    for one in given:
+        name, sign, value = one.partition("=")
+        if not (sign and name and value):
+            raise InvalidError(f"{option} is NAME=VALUE, not {one!r}: {option} item=item.npy")
+        if name in pairs:
+            raise InvalidError(f"{option} names {name!r} twice; give every table once")
+        pairs[name] = value
+    return pairs
+
+
 def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:
     """Prints a result, and writes it as JSON when asked; JSON on the screen replaces the table."""
     if shows_tables(json_path):

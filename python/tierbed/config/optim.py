@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tierbed._native_options import Hyper
 
 __all__ = [
+    "OPTIMIZERS",
     "SGD",
     "Adagrad",
     "Adam",
@@ -192,6 +193,12 @@ class PartialRowWiseAdam(Optimizer):
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+
+
+#: The optimizers by kind.
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    one.kind: one for one in (SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam)
+}
 
 
 def state_words(kind: str, dim: int) -> int:

@@ -35,6 +35,7 @@ PlaceMethod = Literal[
 Pooling = Literal["sum", "mean"]
 PredictMode = Literal["python", "aoti"]
 SnapshotBackend = Literal["direct", "mmap", "memory"]
+TableFormat = Literal["safetensors", "npy", "pt", "parquet", "faiss", "hugectr", "dynamicemb"]
 
 
 @dataclass(frozen=True)

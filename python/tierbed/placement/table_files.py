@@ -90,9 +90,10 @@ def import_files(
 def _mapped(path: Path, key: str | None, scratch: Path, progress: Progress | None) -> Tensor:
     """Maps a table's rows, float32, from its file or from a copy that has no name."""
     # `tierbed.train` itself publishes by placements.
-    from tierbed.train.table_files import open_table
+    from tierbed.tables.sources import find_tables
 
-    (rows, dim), chunks = open_table(path, key)
+    found = find_tables(path).pick(key)
+    rows, dim = found.rows, found.dim
     if path.suffix.lower() == ".npy":
         # A copy-on-write map: torch takes no array that cannot be written to.
         array = np.load(path, mmap_mode="c", allow_pickle=False)
@@ -101,7 +102,7 @@ def _mapped(path: Path, key: str | None, scratch: Path, progress: Progress | Non
     done = 0
     with tempfile.TemporaryFile(dir=scratch) as file:
         # Written, not through the map: a full disk is an error then, not the end of the process.
-        for chunk in chunks:
+        for chunk in found.weight.chunks():
             _write(file, chunk, path, scratch)
             done += len(chunk)
             if progress is not None:

@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed._util.report import write_json
-from tierbed.config.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
+from tierbed.config.optim import OPTIMIZERS
 from tierbed.config.words import ModelKind, NotNegative, OptimizerKind, Positive
 from tierbed.data.batch import Batch
 from tierbed.data.order import BatchOrder, fingerprint
@@ -35,11 +35,8 @@ from tierbed.recipes.metrics import summary
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
 
-__all__ = ["OPTIMIZERS", "Run", "TrainOptions", "auto_batch_size"]
+__all__ = ["Run", "TrainOptions", "auto_batch_size"]
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    cls.kind: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam)
-}
 RUN_FILE = "run.json"
 TABLES = "tables"
 EVAL_BATCH = 1024

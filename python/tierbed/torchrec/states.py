@@ -9,21 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tierbed.config.optim import state_words
 from tierbed.config.words import check_word
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.nn import EmbeddingBagCollection, EmbeddingCollection
+from tierbed.tables.state import NEEDS_STEPS, STEP_NAMES, StatePart, part_named, state_parts
 from tierbed.torchrec.int8 import Int8Layout, check_width, decoded
 from tierbed.torchrec.pieces import Parts, StateTensors, Tensors, rows_of, whole
 from tierbed.train.store import Store
 
 __all__ = ["Held", "full_state_dict", "held_by", "load_rows", "load_state_dict"]
-
-# Names of the first and the second part of a row's state, in TorchRec's several spellings.
-_FIRST = frozenset({"momentum1", "momentum_1", "sum", "exp_avg"})
-_SECOND = frozenset({"momentum2", "momentum_2", "exp_avg_sq"})
-_STEPS = frozenset({"step", "iter"})
-_WITHOUT_STEPS = frozenset({"sgd", "adagrad", "row_wise_adagrad"})
 
 
 @dataclass(frozen=True)
@@ -46,12 +40,14 @@ class Held:
         return self.store.table(self.table)
 
     def state_columns(self) -> list[tuple[str, int, int]]:
-        """Names, first column and columns of the parts of a row's state."""
-        kind, dim = str(self.schema["optimizer"]), int(self.schema["dim"])
-        words = state_words(kind, dim)
-        first = min(words, 1 if kind == "row_wise_adagrad" else dim)
-        parts = [("momentum1", 0, first), ("exp_avg_sq", first, words - first)]
-        return [part for part in parts if part[2]]
+        """Names, first column and columns of the parts of a row's state, as of TorchRec."""
+        names = ("momentum1", "exp_avg_sq")
+        parts = zip(names, self.state_parts(), strict=False)
+        return [(name, part.first, part.width) for name, part in parts]
+
+    def state_parts(self) -> list[StatePart]:
+        """The parts of a row's state."""
+        return state_parts(str(self.schema["optimizer"]), int(self.schema["dim"]))
 
 
 def held_by(model: nn.Module) -> list[Held]:
@@ -252,35 +248,34 @@ def _state_of(
 ) -> tuple[dict[int, Parts], int]:
     """Returns the parts of the state of a table by first column, and the steps done."""
     kind, row_count = str(held.schema["optimizer"]), int(held.schema["row_count"])
-    columns = held.state_columns()
+    columns = held.state_parts()
     found: dict[int, Parts] = {}
     for given, value in state.items():
         key = given.rpartition(".")[2]
-        if key in _STEPS:
+        if key in STEP_NAMES:
             told = whole(value, given) if isinstance(value, Parts) else value
             steps = int(told) if steps is None else steps
             continue
-        at = 0 if key in _FIRST else 1 if key in _SECOND else len(columns)
-        if at >= len(columns):
+        column = part_named(key, columns)
+        if column is None:
             raise UnsupportedError(
                 f"the state {given!r} of {held.name} is none of rows with optimizer {kind}; leave "
                 "out optimizer_state, or make the collection with the optimizer it is of",
                 {"table": held.table},
             )
-        _, first, count = columns[at]
         parts = value if isinstance(value, Parts) else StateTensors({given: value}).parts(given)
         size = parts.size if len(parts.size) == 2 else (*parts.size, 1)
-        _check_size(f"the state {given!r} of {held.name}", size, (row_count, count))
+        _check_size(f"the state {given!r} of {held.name}", size, (row_count, column.width))
         parts.check_whole(given)
-        found[first] = parts
+        found[column.first] = parts
     if len(found) < len(columns):
-        names = [name for name, first, _ in columns if first not in found]
+        names = [name for name, first, _ in held.state_columns() if first not in found]
         raise InvalidError(
             f"the optimizer state of {held.name} lacks {names}; leave out optimizer_state to start "
             "it anew",
             {"table": held.table},
         )
-    if steps is None and kind not in _WITHOUT_STEPS:
+    if steps is None and kind in NEEDS_STEPS:
         raise InvalidError(
             f"the optimizer state of {held.name} does not tell how many steps were done, which "
             f"{kind} needs; give steps=",

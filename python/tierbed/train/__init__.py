@@ -1,4 +1,4 @@
-"""Training: stores of tables, look-ahead, checkpoints, table files."""
+"""Training: stores of tables, look-ahead, checkpoints."""
 
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,11 @@ from tierbed.train.store import Store
 
 if TYPE_CHECKING:
     from tierbed.train.checkpoints import Commit, CommitTable, find_commits, put_in_force
-    from tierbed.train.table_files import export_table, import_table
 else:
     __getattr__ = lazy_names(
         __name__,
         {
             "checkpoints": "Commit CommitTable find_commits put_in_force",
-            "table_files": "export_table import_table",
         },
     )
 
@@ -28,8 +26,6 @@ __all__ = [
     "Publisher",
     "Store",
     "StoreStats",
-    "export_table",
     "find_commits",
-    "import_table",
     "put_in_force",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,19 @@ from tierbed._util.tensors import check_tensors
 from tierbed.config.optim import state_words
 from tierbed.config.tables import is_own
 from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.ops.operators import minutes_now
 
 __all__ = ["RowVisitor", "StoreRows"]
 
 RowVisitor = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def _no_vocabulary(table: str) -> InvalidError:
+    return InvalidError(
+        f"the ids of table {table!r} are its rows; only a table of open vocabulary "
+        "(num_embeddings=None) keeps ids",
+        {"table": table},
+    )
 
 
 class StoreRows:
@@ -83,11 +93,7 @@ class StoreRows:
         """
         at = self.table_id(table)
         if table not in self.vocabularies():
-            raise InvalidError(
-                f"the ids of table {table!r} are its rows; only a table of open vocabulary "
-                "(num_embeddings=None) keeps ids",
-                {"table": table},
-            )
+            raise _no_vocabulary(table)
         parts: list[tuple[Tensor, Tensor]] = []
 
         def keep(_: int, rows: bytearray, ids: bytearray) -> None:
@@ -219,6 +225,13 @@ class StoreRows:
             InvalidError: Rows beyond the table, or tensors of another width.
         """
         check_tensors(weights=weights, rows_state=rows_state, use_counts=use_counts)
+        at, detached = self._checked(table, weights, rows_state)
+        self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
+
+    def _checked(
+        self, table: str, weights: Tensor, rows_state: Tensor | None
+    ) -> tuple[int, Tensor | None]:
+        """Returns the id of a table, and state as the engine takes it; refuses other widths."""
         at = self.table_id(table)
         schema = self._schema()[at]
         words = state_words(schema["optimizer"], schema["dim"])
@@ -231,8 +244,57 @@ class StoreRows:
                     f"{name} of table {table!r} must be [N, {width}], found {tuple(tensor.shape)}",
                     {"table": table},
                 )
-        detached = None if rows_state is None or words == 0 else rows_state.detach()
-        self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
+        return at, None if rows_state is None or words == 0 else rows_state.detach()
+
+    def scatter_rows(
+        self, table: str, rows: Tensor, weights: Tensor, rows_state: Tensor | None = None
+    ) -> None:
+        """Overwrites rows ``rows`` ``[N]`` i64, in any order, as :meth:`write_rows` does.
+
+        Rows that follow each other are written at once.
+
+        Args:
+            table: Name of the table.
+            rows: Rows ``[N]`` i64; none twice.
+            weights: Their weights ``[N, D]`` f32.
+            rows_state: Optimizer state ``[N, S]`` f32.
+
+        Raises:
+            InvalidError: Rows beyond the table, or tensors of another width.
+        """
+        check_tensors(rows=rows, weights=weights, rows_state=rows_state)
+        at, state = self._checked(table, weights, rows_state)
+        ordered, order = rows.sort()
+        weights = weights.detach()[order]
+        state = None if state is None else state[order]
+        starts = [0, *(torch.nonzero(ordered.diff() != 1)[:, 0] + 1).tolist(), len(ordered)]
+        for first, end in itertools.pairwise(starts):
+            if first < end:
+                part = None if state is None else state[first:end]
+                self._native.write_rows(at, int(ordered[first]), weights[first:end], part, None)
+
+    def assign_ids(self, table: str, ids: Tensor) -> Tensor:
+        """Gives ids of a table of open vocabulary rows of their own, ``[N]`` i64, and returns them.
+
+        At once, whatever the admission of the table asks for. Ids that have a row keep it.
+
+        Args:
+            table: Name of the table.
+            ids: Ids ``[N]`` i64.
+
+        Raises:
+            InvalidError: No such table, or one whose ids are rows.
+        """
+        at = self.table_id(table)
+        if table not in self.vocabularies():
+            raise _no_vocabulary(table)
+        asked = int(self.vocabularies()[table]["policy"]["admit_after"])
+        for _ in range(asked):
+            rows = ids.detach().to(torch.int64).cpu().contiguous().clone()
+            self._native.translate_ids(at, rows, minutes_now())
+            if bool((rows > 0).all()):
+                break
+        return rows
 
     def copy_table(
         self, source: StoreRows, table: str, *, to: str | None = None, chunk_rows: int = 262_144
@@ -266,7 +328,8 @@ class StoreRows:
         if ours["dim"] != dim or ours["row_count"] < row_count:
             raise InvalidError(
                 f"table {name!r} has {ours['row_count']} x {ours['dim']}, which does not hold "
-                f"the {row_count} x {dim} of {table!r}; make it with at least as many rows, of that dim",
+                f"the {row_count} x {dim} of {table!r}; make it with at least as many rows of that "
+                "dim",
                 {"table": name},
             )
         is_same = theirs["optimizer"] == ours["optimizer"]

@@ -28,11 +28,12 @@ from torch import Tensor
 from tierbed import _native
 from tierbed._util.bytes import format_bytes
 from tierbed._util.report import print_table, write_json
+from tierbed.config.optim import OPTIMIZERS
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.config.words import ModelKind, Range
 from tierbed.data.source import DataOptions, Source, open_source
 from tierbed.errors import InvalidError, TierbedError
-from tierbed.recipes.run import OPTIMIZERS, auto_batch_size, load_run
+from tierbed.recipes.run import auto_batch_size, load_run
 from tierbed_bench.common import percentile
 from tierbed_bench.figures import save_figure
 
