@@ -102,7 +102,7 @@ PARAMETERS = {
     "name optimizer optimizer_kwargs config on_nonfinite",
     "Embedding": "num_embeddings embedding_dim padding_idx store name optimizer optimizer_kwargs "
     "config on_nonfinite",
-    "Embedding.from_pretrained": "embeddings store name freeze options",
+    "Embedding.from_pretrained": "embeddings freeze store name rows options",
     "EmbeddingBag.forward": "self input offsets per_sample_weights",
     "KeyedJaggedTensor": "keys values weights lengths offsets stride",
     "JaggedTensor": "values lengths weights offsets",

@@ -283,7 +283,9 @@ def test_all_tables_move_with_their_state(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_lists_what_a_file_holds(tmp_path: Path, capsys: Any) -> None:
-    torch.save({"model": {"item.weight": torch.ones(7, 3)}, "epoch": 2}, tmp_path / "m.pt")
+    state = {0: {"sum": torch.ones(7, 3), "step": torch.tensor(4.0)}}
+    saved = {"model": {"item.weight": torch.ones(7, 3)}, "optim": {"state": state}, "epoch": 2}
+    torch.save(saved, tmp_path / "m.pt")
     listed = ("import", "--file", tmp_path / "m.pt", "--dry-run")
     told = tmp_path / "out.json"
     assert tierbed(*listed, "--json", told) == 0
@@ -299,7 +301,10 @@ def test_a_dry_run_lists_what_a_file_holds(tmp_path: Path, capsys: Any) -> None:
         }
     ]
     assert tierbed(*listed) == 0
-    assert "model.item.weight" in capsys.readouterr().out
+    assert result_of(told)["state_keys"] == ["optim.state.0"]
+    printed = capsys.readouterr().out
+    assert "model.item.weight" in printed
+    assert "optim.state.0" in printed
     assert tierbed("import", "--file", tmp_path / "m.pt") == 2
     assert "tables by --table, or --all of them" in capsys.readouterr().err
 

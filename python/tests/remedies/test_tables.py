@@ -215,6 +215,8 @@ def test_exports_hold_what_is_asked_for(store: Any, tmp_path: Path) -> None:
         export_tables(store, tmp_path / "all.npy")
     export_tables(store, tmp_path / "all", file_format="npy")
     export_tables(store, tmp_path / "one.npy", "a")
+    with refused(tb.InvalidError, "give file_format= (--format) for a folder"):
+        export_tables(store, tmp_path / "one.npy", "a", file_format="parquet")
     with refused(tb.InvalidError, "give a new folder for the tables"):
         export_tables(store, tmp_path / "all", file_format="npy")
     advice = "export without state, or as safetensors, pt, parquet, npy or dynamicemb"
@@ -233,3 +235,24 @@ def test_initial_rows_are_said(tmp_path: Path, capsys: Any) -> None:
     assert main([*make, "uniform:1"]) == 2
     assert "say uniform:LOW,HIGH or normal:MEAN,STD or constant:VALUE" in capsys.readouterr().err
     assert main([*make, "normal:0,0.02"]) == 0
+
+
+def test_an_optimizer_is_of_new_tables(tmp_path: Path, capsys: Any) -> None:
+    file = str(saved(tmp_path / "t.pt", item__weight=rows()))
+    make = ["import", "--file", file, "--store", str(tmp_path / "s"), "--all"]
+    make += ["--optimizer", "sgd"]
+    assert main(make) == 2
+    assert "say --create too, or leave it out" in capsys.readouterr().err
+    assert main([*make, "--create"]) == 0
+    assert main(make[:-2]) == 0
+
+
+def test_a_snapshot_is_exported_from_its_run(store: Any, tmp_path: Path, capsys: Any) -> None:
+    with opened(tmp_path / "run") as run:
+        run.add_table(table(), SGD)
+        run.checkpoint("last")
+        run.publish(tmp_path / "snapshot")
+    out = ["--all", "--file", str(tmp_path / "t.npy")]
+    assert main(["export", "--store", str(tmp_path / "snapshot"), *out]) == 2
+    assert "export the tables of its run" in capsys.readouterr().err
+    assert main(["export", "--store", str(tmp_path / "run"), *out]) == 0

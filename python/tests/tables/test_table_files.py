@@ -180,3 +180,40 @@ def test_lists_of_parquet_and_several_columns_are_read(open_store: Any, tmp_path
     found = find_tables(tmp_path / "t.parquet").pick("other").weight
     for first in (7, 3, 4, 0, 9):
         assert torch.equal(found.read(first, 1), rows[first : first + 1])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_table_larger_than_the_budget_moves_in_chunks(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, dim, chunk = 40_000, 16, 1000
+    made = torch.randn(rows, dim)
+    np.save(tmp_path / "in.npy", made.numpy())
+    with tb.Store.open(tmp_path / "store", dram_budget="1MiB") as store:
+        written: list[int] = []
+        write_rows = store.write_rows
+
+        def counted(table: str, first: int, weights: torch.Tensor, *rest: Any) -> None:
+            written.append(len(weights))
+            write_rows(table, first, weights, *rest)
+
+        monkeypatch.setattr(store, "write_rows", counted)
+        import_tables(store, tmp_path / "in.npy", "t", optimizer=tb.SGD(), chunk_rows=chunk)
+        file = tmp_path / f"out{suffix}"
+        export_tables(store, file, chunk_rows=chunk)
+        import_tables(store, file, "t", chunk_rows=chunk)
+        assert written == [chunk] * (2 * rows // chunk)
+        assert torch.equal(store.read_rows("t", 0, rows), made)
+
+
+def test_a_run_that_trains_is_exported_beside_it(tmp_path: Path) -> None:
+    from tierbed.cli import main
+
+    with tb.Store.open(tmp_path / "store", dram_budget="4MiB") as store:
+        new_table(store)
+        store.checkpoint("first")
+        saved = store.read_rows("t", 0, ROWS)
+        store.write_rows("t", 0, torch.zeros(ROWS, DIM))
+        out = ["export", "--store", str(tmp_path / "store"), "--all", "--state", "--file"]
+        assert main([*out, str(tmp_path / "t.pt")]) == 0
+    assert torch.equal(torch.load(tmp_path / "t.pt")["t.weight"], saved)

@@ -150,3 +150,34 @@ def test_distributed_checkpoints_come_in_shard_by_shard(open_store: Any, tmp_pat
     assert torch.equal(found, rows)
     assert torch.equal(held, torch.cat([-second, second], dim=1))
     assert store.steps_done("item") == 9
+
+
+def test_shards_of_rows_and_of_columns_are_joined() -> None:
+    from tierbed.tables.sources import StoredRows
+    from tierbed.torchrec.pieces import Parts, Piece
+
+    whole = torch.randn(11, 6)
+    asked: list[tuple[int, int]] = []
+
+    def piece(first: int, end: int, left: int, right: int) -> Piece:
+        def read() -> torch.Tensor:
+            asked.append((first, left))
+            return whole[first:end, left:right].clone()
+
+        return Piece((first, left), (end - first, right - left), read)
+
+    pieces = [piece(0, 5, 0, 4), piece(0, 5, 4, 6), piece(5, 11, 0, 6)]
+    for chunk_rows in (1, 3, 20):
+        asked.clear()
+        rows = StoredRows(Parts((11, 6), torch.float32, pieces)).rows()
+        assert torch.equal(torch.cat(list(rows.chunks(chunk_rows))), whole)
+        assert sorted(asked) == [(0, 0), (0, 4), (5, 0)], "each shard is read once"
+
+
+def test_state_without_a_name_is_told(tmp_path: Path) -> None:
+    bag, optimizer = trained(*KINDS[0][:2])
+    torch.save({"item.weight": bag.weight, "optim": optimizer.state_dict()}, tmp_path / "in.pt")
+    file = find_tables(tmp_path / "in.pt")
+    assert file.numbered_state() == {
+        "optim.state.0": ["step []", f"exp_avg [{ROWS}, {DIM}]", f"exp_avg_sq [{ROWS}, {DIM}]"]
+    }

@@ -12,7 +12,7 @@ import typer
 from tierbed._util.progress import Progress
 from tierbed._util.report import print_table
 from tierbed.cli.fields import add
-from tierbed.cli.folders import tables_folder
+from tierbed.cli.folders import open_folder, tables_folder
 from tierbed.cli.options import (
     DramBudget,
     JsonOut,
@@ -95,10 +95,13 @@ def import_(
             "--create needs --optimizer, that of the model that will train the table: its "
             f"state lies beside the rows; one of {', '.join(sorted(OPTIMIZERS))}"
         )
-    held = _listed(file, json_path) if dry_run else []
-    if dry_run and (store is None or not (tables or every)):
-        finish({"path": str(file), "tables": held}, json_path, str(file))
-        return
+    if optimizer is not None and not create:
+        raise InvalidError("--optimizer is that of new tables; say --create too, or leave it out")
+    if dry_run:
+        held = _listed(file, json_path)
+        if store is None or not (tables or every):
+            finish({"path": str(file), **held}, json_path, str(file))
+            return
     if store is None or not (tables or every):
         raise InvalidError("name a store by --store and tables by --table, or --all of them")
     options: dict[str, Any] = {
@@ -154,8 +157,9 @@ def _init(text: str) -> Init:
     return init
 
 
-def _listed(file: Path, json_path: Path | None) -> list[dict[str, Any]]:
-    """Shows the tables of a file, and returns them."""
+def _listed(file: Path, json_path: Path | None) -> dict[str, Any]:
+    """Shows the tables of a file, and state that is no table's by name; returns both."""
+    opened = find_tables(file)
     held = [
         {
             "name": table.name,
@@ -166,10 +170,16 @@ def _listed(file: Path, json_path: Path | None) -> list[dict[str, Any]]:
             "state": ", ".join(table.state) or ("beside" if table.has_state else ""),
             "steps": table.steps,
         }
-        for table in find_tables(file).tables
+        for table in opened.tables
     ]
     _show(f"tables of {file}", held, json_path)
-    return held
+    loose = [
+        {"state key": key, "holds": ", ".join(parts)}
+        for key, parts in opened.numbered_state().items()
+    ]
+    if loose:
+        _show("optimizer state for --state-key", loose, json_path)
+    return {"tables": held, "state_keys": [one["state key"] for one in loose]}
 
 
 def _show(title: str, rows: list[dict[str, Any]], json_path: Path | None) -> None:
@@ -201,9 +211,13 @@ def export(
     if not (tables or every):
         raise InvalidError("name tables by --table, or --all of them")
     with (
-        Store.open(tables_folder(store), dram_budget=dram_budget) as opened,
+        open_folder(store, dram_budget) as opened,
         Progress(f"export {file}", None, "rows") as bar,
     ):
+        if not isinstance(opened, Store):
+            raise InvalidError(
+                f"{store} is a snapshot, which is only looked up; export the tables of its run"
+            )
         done = export_tables(
             opened,
             file,

@@ -16,6 +16,7 @@ DataFormat = Literal[
 DeviceHeapKind = Literal["auto", "pinned"]
 Durability = Literal["checkpoint", "step"]
 ExchangeKind = Literal["auto", "one_sided", "collective"]
+GivenRows = Literal["copy", "keep"]
 IoEngine = Literal["auto", "io_uring", "pread", "inline"]
 LogFormat = Literal["auto", "text", "maxembed-text", "maxembed", "criteo", "avazu"]
 LogLevel = Literal["off", "error", "warn", "info"]

@@ -22,12 +22,13 @@ from tierbed.config.tables import (
     EmbeddingConfig,
     feature_labels,
 )
-from tierbed.config.words import OnNonfinite
+from tierbed.config.words import GivenRows, OnNonfinite
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
 from tierbed.nn.copies import PICKLED, deep_copied, reduced, restore
 from tierbed.nn.leaf import as_leaf, is_traced
 from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
+from tierbed.nn.pretrained import check_pretrained, copy_pretrained
 from tierbed.ops import operators as ops
 from tierbed.ops.steps import StepGuard
 from tierbed.train.coded_store import CodedStore
@@ -392,6 +393,40 @@ class EmbeddingBagCollection(Collection):
         super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
         self._is_weighted = is_weighted
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Mapping[str, Tensor],
+        freeze: bool = True,
+        *,
+        store: Store,
+        rows: GivenRows = "copy",
+        **options: Any,
+    ) -> Self:
+        """Makes a collection of rows that exist, each table with one feature of its name.
+
+        Rows are copied into the store, some at a time.
+
+        Args:
+            embeddings: By name of a table, its rows ``[N, D]``.
+            freeze: Whether they stay as they are, as of ``torch.nn.Embedding.from_pretrained``.
+            store: The store.
+            rows: ``"copy"`` copies into new tables; ``"keep"`` keeps the rows of tables that the
+                store has already, as after a restart.
+            options: The other arguments of the class.
+
+        Raises:
+            InvalidError: Tensors of another shape, or a table that the store has already.
+        """
+        new = check_pretrained(store, embeddings, rows)
+        tables = [
+            EmbeddingBagConfig(num_embeddings=len(given), embedding_dim=given.shape[1], name=name)
+            for name, given in embeddings.items()
+        ]
+        made = cls(tables, store=store, **options)
+        copy_pretrained(store, embeddings, new)
+        return made.requires_grad_(not freeze)
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Returns the tables as they were given."""
         return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
@@ -474,6 +509,40 @@ class EmbeddingCollection(Collection):
             raise InvalidError(f"the tables of an EmbeddingCollection need one dim: {dims}")
         poolings = {config.name: "none" for config in tables}
         super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Mapping[str, Tensor],
+        freeze: bool = True,
+        *,
+        store: Store,
+        rows: GivenRows = "copy",
+        **options: Any,
+    ) -> Self:
+        """Makes a collection of rows that exist, each table with one feature of its name.
+
+        Rows are copied into the store, some at a time.
+
+        Args:
+            embeddings: By name of a table, its rows ``[N, D]``.
+            freeze: Whether they stay as they are, as of ``torch.nn.Embedding.from_pretrained``.
+            store: The store.
+            rows: ``"copy"`` copies into new tables; ``"keep"`` keeps the rows of tables that the
+                store has already, as after a restart.
+            options: The other arguments of the class.
+
+        Raises:
+            InvalidError: Tensors of another shape, or a table that the store has already.
+        """
+        new = check_pretrained(store, embeddings, rows)
+        tables = [
+            EmbeddingConfig(num_embeddings=len(given), embedding_dim=given.shape[1], name=name)
+            for name, given in embeddings.items()
+        ]
+        made = cls(tables, store=store, **options)
+        copy_pretrained(store, embeddings, new)
+        return made.requires_grad_(not freeze)
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
         """Returns the tables as they were given."""

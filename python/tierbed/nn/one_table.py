@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from tierbed.errors import InvalidError
+from tierbed.config.words import GivenRows
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import Collection, RowSource
+from tierbed.nn.pretrained import check_pretrained, copy_pretrained
 from tierbed.nn.states import LoadReport, take_rows
 from tierbed.train.session import Announcing
+from tierbed.train.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,25 +27,40 @@ class OneTable(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, embeddings: Tensor, *, store: RowSource, name: str, freeze: bool = True, **options: Any
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        *,
+        store: Store,
+        name: str,
+        rows: GivenRows = "copy",
+        **options: Any,
     ) -> Self:
-        """Makes a module whose table has the rows ``embeddings``, which are written into it.
+        """Makes a module of rows that exist, as that of ``torch.nn`` does.
+
+        Rows are copied into the store, some at a time.
 
         Args:
             embeddings: ``[R, D]`` of any float type, in memory or mapped from a file.
-            store: Where the rows live from then on.
-            name: Name of the table. Rows that it has are overwritten: after a restart call the
-                constructor instead.
-            freeze: Whether the rows do not train.
-            options: Other arguments of the constructor.
+            freeze: Whether the rows stay as they are.
+            store: The store.
+            name: Name of the table.
+            rows: ``"copy"`` copies into a new table; ``"keep"`` keeps the rows of a table that the
+                store has already, as after a restart.
+            options: The other arguments of the class.
 
         Raises:
-            InvalidError: No matrix.
+            InvalidError: A tensor of another shape, or a table that the store has already.
+
+        Examples:
+            >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+            ...     bag = tb.EmbeddingBag.from_pretrained(torch.eye(4), store=store, name="item")
+            ...     bag(torch.tensor([[0, 2]]))
+            tensor([[0.5000, 0.0000, 0.5000, 0.0000]])
         """
-        if embeddings.dim() != 2:
-            raise InvalidError(f"embeddings must be [R, D], found {tuple(embeddings.shape)}")
+        new = check_pretrained(store, {name: embeddings}, rows)
         module = cls(*embeddings.shape, store=store, name=name, **options)
-        module.load_state_dict({"weight": embeddings})
+        copy_pretrained(store, {name: embeddings}, new)
         return module.requires_grad_(not freeze)
 
     @property

@@ -102,7 +102,7 @@ def export_tables(
     target = Path(path)
     kind = _format(target, file_format)
     names = [tables] if isinstance(tables, str) else list(tables or _all(store))
-    is_folder = kind not in _FILES or target.suffix.lower() not in _OF_SUFFIX
+    is_folder = target.suffix.lower() not in _OF_SUFFIX
     if not is_folder and len(names) > 1 and kind not in _MANY:
         raise InvalidError(
             f"{target} holds one table, not {names}; name a folder and the format, or one table",
@@ -133,17 +133,17 @@ def _all(store: Store) -> list[str]:
 
 
 def _format(path: Path, told: str | None) -> str:
+    found = _OF_SUFFIX.get(path.suffix.lower())
     if told is not None:
         check_word("file_format", told, TableFormat)
-        return told
-    found = _OF_SUFFIX.get(path.suffix.lower())
-    if found is None:
+    if (found is None and told is None) or (None not in (found, told) and found != told):
+        asked = "" if told is None else f", which is to be {told}"
         raise InvalidError(
-            f"cannot tell the format of {path}; end its name in one of {sorted(_OF_SUFFIX)}, or "
-            "give file_format= (--format) for a folder",
+            f"cannot tell the format of {path}{asked}; end its name in one of "
+            f"{sorted(_OF_SUFFIX)}, or give file_format= (--format) for a folder",
             {"path": str(path)},
         )
-    return found
+    return str(found or told)
 
 
 def _write_folder(tables: list[FoundTable], folder: Path, kind: str, report: Report) -> None:

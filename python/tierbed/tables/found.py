@@ -129,6 +129,17 @@ class TableFile:
             {"path": str(self.path)},
         )
 
+    def numbered_state(self) -> dict[str, list[str]]:
+        """Returns optimizer state that belongs to no table by its name, by where it lies."""
+        weights = {one.name: one.weight for one in self.tables}
+        found: dict[str, list[str]] = {}
+        for name, rows in self.tensors.items():
+            stem, _, leaf = name.rpartition(".")
+            owner = _owner(stem, weights) or _owner(stem.removesuffix(".shared"), weights)
+            if _is_state(name) and owner is None:
+                found.setdefault(stem, []).append(f"{leaf} {list(rows.shape)}")
+        return found
+
     def state_under(self, key: str) -> State:
         """Returns the tensors whose names begin with ``key``, by what follows.
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +21,10 @@ from tierbed.tables.rows import Rows
 from tierbed.tables.state import STATE_NAMES
 from tierbed.tables.tensors import read_npy, read_safetensors, read_torch
 
-__all__ = ["READERS", "find_tables"]
+if TYPE_CHECKING:
+    from tierbed.torchrec.pieces import Parts
+
+__all__ = ["READERS", "StoredRows", "find_tables"]
 
 INDEX = ".safetensors.index.json"
 #: What reads a file, by the end of its name.
@@ -112,17 +116,18 @@ def _distributed(folder: Path) -> TableFile:
     from tierbed.torchrec.pieces import CheckpointTensors
 
     stored = CheckpointTensors(folder)
-    tensors = {name: _StoredRows(stored.parts(name)).rows() for name in stored.names()}
+    tensors = {name: StoredRows(stored.parts(name)).rows() for name in stored.names()}
     return TableFile(folder, tables_of(tensors), tensors)
 
 
-class _StoredRows:
-    """Rows of a tensor of a checkpoint; the shards of the rows read last stay in memory."""
+class StoredRows:
+    """Rows of a tensor of a checkpoint; the shards of the rows read last stay in memory.
 
-    def __init__(self, parts: object) -> None:
-        from tierbed.torchrec.pieces import Parts
+    Args:
+        parts: The shards.
+    """
 
-        assert isinstance(parts, Parts)
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._held: dict[int, Tensor] = {}
 

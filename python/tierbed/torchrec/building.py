@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from tierbed.config.optim import Optimizer
 from tierbed.config.tables import Init
-from tierbed.config.words import OnNonfinite, check_word
+from tierbed.config.words import GivenRows, OnNonfinite, check_word
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.nn.embedding import Collection, RowSource
 from tierbed.torchrec.configs import init_of_schema, is_pooled
@@ -17,8 +17,6 @@ from tierbed.torchrec.found import Found, find
 from tierbed.train.store import Store
 
 __all__ = ["from_configs", "modules", "replace"]
-
-Rows = Literal["copy", "keep"]
 
 
 def modules() -> Any:
@@ -99,7 +97,7 @@ def replace(
     store: Store,
     *,
     optimizer: Optimizer | None = None,
-    rows: Rows = "copy",
+    rows: GivenRows = "copy",
     init: Mapping[str, Init] | None = None,
     on_nonfinite: OnNonfinite = "error",
     chunk_rows: int = 65536,
@@ -132,7 +130,7 @@ def replace(
         UnsupportedError: A data type, an optimizer, a module or a way to share it that a store
             cannot do exactly.
     """
-    check_word("rows", rows, Rows)
+    check_word("rows", rows, GivenRows)
     if not isinstance(store, Store):
         raise InvalidError(
             f"store must be a tierbed.Store, not {type(store).__name__}; to only look up, make a "
