@@ -23,6 +23,9 @@ FUNCTIONS = ["find_neighbours", "lookahead", "place", "plan_tiers"]
 NAMED = {name: getattr(tb, name) for name in CLASSES + FUNCTIONS} | {"Server": serve.Server}
 OF_NN = ["NgramHash", "NgramMemory", "sampled_logits", "top_k"]
 NAMED |= {name: getattr(tb.nn, name) for name in OF_NN}
+OF_TABLES = ["export_tables", "find_tables", "import_tables"]
+NAMED |= {name: getattr(tb.tables, name) for name in OF_TABLES}
+NAMED["from_pretrained"] = tb.EmbeddingBag.from_pretrained
 
 
 @pytest.mark.parametrize("name", NAMED)

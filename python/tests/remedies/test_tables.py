@@ -175,7 +175,7 @@ def test_files_that_lack_something_are_brought_again(store: Any, tmp_path: Path)
         ("hugectr", "open/key", True),
         ("dynamicemb", f"open_emb_values.{end}", False),
         ("dynamicemb", f"open_emb_values.{end}", True),
-        ("dynamicemb", f"open_opt_values.{end}", False),
+        ("dynamicemb", f"open_emb_opt_values.{end}", False),
         ("faiss", "open.faiss", False),
     ):
         copy = tmp_path / "copy"

@@ -123,7 +123,7 @@ def dump(folder: Path, table: str, ranks: int, keys: Tensor, rows: Tensor, **mor
         rows[mine].numpy().tofile(folder / f"{table}_emb_values.{end}")
         np.zeros(int(mine.sum()), "<i8").tofile(folder / f"{table}_emb_scores.{end}")
         if "state" in more:
-            more["state"][mine].numpy().tofile(folder / f"{table}_opt_values.{end}")
+            more["state"][mine].numpy().tofile(folder / f"{table}_emb_opt_values.{end}")
     (folder / f"{table}_opt_args.json").write_text(json.dumps(more.get("told", {})))
 
 
@@ -187,14 +187,14 @@ def test_dynamicemb_gets_its_files(open_store: Any, tmp_path: Path, told: Any) -
     names_there = sorted(path.name for path in (tmp_path / "d").iterdir())
     assert names_there == [
         f"item_emb_keys.{end}",
+        f"item_emb_opt_values.{end}",
         f"item_emb_values.{end}",
         "item_opt_args.json",
-        f"item_opt_values.{end}",
     ]
     keys = torch.from_numpy(np.fromfile(tmp_path / "d" / f"item_emb_keys.{end}", "<i8"))
     rows = torch.from_numpy(np.fromfile(tmp_path / "d" / f"item_emb_values.{end}", "<f4"))
     assert_rows_of(store, "item", keys, rows.view(-1, DIM))
-    state = torch.from_numpy(np.fromfile(tmp_path / "d" / f"item_opt_values.{end}", "<f4"))
+    state = torch.from_numpy(np.fromfile(tmp_path / "d" / f"item_emb_opt_values.{end}", "<f4"))
     assert torch.equal(state.view(-1, width), store.read_rows_and_state("item", 1, len(KEYS))[1])
     args = json.loads((tmp_path / "d" / "item_opt_args.json").read_text())
     # What their optimizers ask of the file: `get_required_arg` in optimizer.py.

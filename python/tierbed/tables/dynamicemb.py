@@ -1,9 +1,9 @@
 """Dumps of dynamicemb: per table and rank a file of keys, of values, and of optimizer state.
 
-``T_emb_keys.rank_R.world_size_W`` i64, ``T_emb_values...`` f32 ``[N, D]``, ``T_opt_values...`` f32
-``[N, S]`` and ``T_opt_args.json``. Scores are not read: the eviction of a store has its own.
+``T_emb_keys.rank_R.world_size_W`` i64, ``T_emb_values...`` f32 ``[N, D]``, ``T_emb_opt_values...``
+f32 ``[N, S]`` and ``T_opt_args.json``. Scores are not read: the eviction of a store has its own.
 
-Source: NVIDIA recsys-examples v26.06.01, ``batched_dynamicemb_tables.py``, ``key_value_table.py``.
+Source: NVIDIA recsys-examples v26.06.01 (the same since v25.09), ``batched_dynamicemb_tables.py``, ``key_value_table.py``.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def _table(folder: Path, table: str, ranks: int, name: str) -> FoundTable:
     counts = [file("emb_keys", rank).stat().st_size // 8 for rank in range(ranks)]
     total = sum(counts)
     keys = [of_file(file("emb_keys", at), (count,), "<i8", 0) for at, count in enumerate(counts)]
-    has_state = all(file("opt_values", rank).is_file() for rank in range(ranks))
+    has_state = all(file("emb_opt_values", rank).is_file() for rank in range(ranks))
     told = _told(folder / f"{table}_opt_args.json")
     kind = _KINDS.get(str(told.get("opt_type")))
     weight = _matrix([file("emb_values", rank) for rank in range(ranks)], counts)
     state: dict[str, Rows] = {}
     if has_state and total:
-        packed = _matrix([file("opt_values", rank) for rank in range(ranks)], counts)
+        packed = _matrix([file("emb_opt_values", rank) for rank in range(ranks)], counts)
         kind = kind or _kind_of(packed.width, weight.width)
         parts = state_parts(kind, weight.width)
         if sum(part.width for part in parts) != packed.width:
@@ -146,7 +146,7 @@ def write_dynamicemb(tables: list[FoundTable], folder: Path, report: Report) -> 
             )
         files = {"emb_keys": [numbers_of(table)], "emb_values": [table.weight]}
         if table.state:
-            files["opt_values"] = list(table.state.values())
+            files["emb_opt_values"] = list(table.state.values())
         for item, parts in files.items():
             with Path(f"{start}_{item}{end}").open("wb") as file:
                 for first in range(0, table.rows, report.chunk_rows):

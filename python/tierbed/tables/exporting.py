@@ -95,8 +95,9 @@ def export_tables(
 
     Examples:
         >>> tables = [tb.EmbeddingBagConfig(1000, 16, "item")]
-        >>> emb = tb.EmbeddingBagCollection(tables, store=store)
-        >>> tb.tables.export_tables(store, "item.safetensors")
+        >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        ...     emb = tb.EmbeddingBagCollection(tables, store=store)
+        ...     tb.tables.export_tables(store, "item.safetensors")
         [ExportedTable(table='item', rows=1000, has_state=False)]
     """
     target = Path(path)

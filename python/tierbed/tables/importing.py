@@ -97,9 +97,10 @@ def import_tables(
 
     Examples:
         >>> torch.save({"model": torch.nn.EmbeddingBag(1000, 16).state_dict()}, "model.pt")
-        >>> done = tb.tables.import_tables(
-        ...     store, "model.pt", {"item": "model.weight"}, optimizer=tb.SGD(lr=0.1)
-        ... )
+        >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        ...     done = tb.tables.import_tables(
+        ...         store, "model.pt", {"item": "model.weight"}, optimizer=tb.SGD(lr=0.1)
+        ...     )
         >>> done[0].rows, done[0].is_new
         (1000, True)
     """
