@@ -1,9 +1,10 @@
 """Tables of HugeCTR and dynamicemb, in the layouts that their sources write and read.
 
 HugeCTR 25.03: ``localized_slot_sparse_embedding_hash.cu`` (``dump_parameters``: ``key`` i64,
-``slot_id`` u64, ``emb_vector`` f32) and ``opt_states_functor.cu`` (``dump_opt_states``).
+``slot_id`` u64, ``emb_vector`` f32), ``opt_states_functor.cu`` (``dump_opt_states``) and
+``weight_io/parameter_IO.cpp``.
 dynamicemb of recsys-examples v26.06.01: ``batched_dynamicemb_tables.py``
-(``encode_checkpoint_file_path``) and ``key_value_table.py`` (``_dump_table``, ``_load_params``).
+(``encode_checkpoint_file_path``) and ``key_value_table.py`` (``_dump_table``).
 """
 
 from __future__ import annotations
@@ -108,6 +109,35 @@ def test_hugectr_gets_its_files(open_store: Any, tmp_path: Path) -> None:
     assert keys.tolist() == list(range(30))
     with pytest.raises(tb.InvalidError, match=r"hugectr has no optimizer state.*export without"):
         export_tables(store, tmp_path / "with", file_format="hugectr", state=True)
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("<u4", [7, 2**32 - 1, 0]), ("<i8", [7, -5, 2**40])])
+def test_embedding_collections_of_hugectr_come_in(
+    open_store: Any, tmp_path: Path, kind: str, keys: list[int]
+) -> None:
+    """As ``dump_metadata``, ``write_file_head`` and ``dump_embedding_weight`` write them."""
+    folder = tmp_path / "dump" / "embedding_collection_0"
+    folder.mkdir(parents=True)
+    rows = {0: torch.randn(3, DIM), 1: torch.randn(3, 2)}
+    numbers = [2, int(kind == "<i8"), 0, 0, 0, 0, 1]
+    meta = np.array(numbers, "<i4").tobytes() + np.array([3, 3], "<u8").tobytes()
+    (folder / "meta_data").write_bytes(meta + np.array([DIM, 2], "<i4").tobytes())
+    for at, weights in rows.items():
+        head = [np.array([which, at, *[0] * 30], "<i4").tobytes() for which in (1, 2)]
+        (folder / f"key{at}").write_bytes(head[0] + np.array(keys, kind).tobytes())
+        (folder / f"weight{at}").write_bytes(head[1] + weights.numpy().tobytes())
+    store = open_store()
+    done = import_tables(store, tmp_path / "dump", optimizer=tb.SGD(), chunk_rows=2)
+    assert [(one.table, one.has_ids) for one in done] == [("table_0", True), ("table_1", True)]
+    for at, weights in rows.items():
+        assert_rows_of(store, f"table_{at}", torch.tensor(keys), weights)
+    with (folder / "weight1").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(tb.CorruptionError, match="weight1 is missing or not as long as meta_data"):
+        find_tables(folder)
+    (folder / "meta_data").write_bytes(meta[:8] + b"\1\0\0\0" + meta[12:] + b"\0" * 8)
+    with pytest.raises(tb.UnsupportedError, match="dump a model whose embeddings are float32"):
+        find_tables(folder)
 
 
 # ---------------------------------------------------------------- dynamicemb

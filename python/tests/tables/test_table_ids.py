@@ -75,6 +75,19 @@ def test_a_table_with_gaps_goes_out_with_its_state(open_store: Any, tmp_path: Pa
         assert all(torch.equal(*pair) for pair in pairs)
 
 
+@pytest.mark.parametrize("place", ["npy", "safetensors", "pt", "parquet"])
+def test_a_vocabulary_without_ids_moves_too(open_store: Any, tmp_path: Path, place: Any) -> None:
+    store = open_store()
+    store.add_table(tb.EmbeddingBagConfig(None, DIM, "item"), tb.Adagrad())
+    store.write_rows("item", 0, torch.ones(1, DIM))
+    done = export_tables(store, tmp_path / "out", file_format=place, state=True)
+    assert [one.rows for one in done] == [0]
+    other = open_store()
+    import_tables(other, tmp_path / "out", "item", optimizer=tb.Adagrad())
+    assert other.vocabularies()["item"]["id_count"] == 0
+    assert torch.equal(other.read_rows("item", 0, 1), torch.ones(1, DIM))
+
+
 def test_ids_in_a_file_of_their_own(open_store: Any, tmp_path: Path) -> None:
     rows = torch.randn(len(IDS), DIM)
     np.save(tmp_path / "vectors.npy", rows.numpy())

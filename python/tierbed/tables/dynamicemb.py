@@ -3,7 +3,8 @@
 ``T_emb_keys.rank_R.world_size_W`` i64, ``T_emb_values...`` f32 ``[N, D]``, ``T_emb_opt_values...``
 f32 ``[N, S]`` and ``T_opt_args.json``. Scores are not read: the eviction of a store has its own.
 
-Source: NVIDIA recsys-examples v26.06.01 (the same since v25.09), ``batched_dynamicemb_tables.py``, ``key_value_table.py``.
+Source: NVIDIA recsys-examples v26.06.01 (the same since v25.09), ``batched_dynamicemb_tables.py``
+and ``key_value_table.py``.
 """
 
 from __future__ import annotations

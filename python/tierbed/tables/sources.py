@@ -16,6 +16,7 @@ from tierbed.tables.dynamicemb import is_dynamicemb, read_dynamicemb
 from tierbed.tables.faiss import read_faiss
 from tierbed.tables.found import FoundTable, TableFile, tables_of
 from tierbed.tables.hugectr import is_hugectr, read_hugectr
+from tierbed.tables.hugectr_collections import collections_in, read_collections
 from tierbed.tables.parquet import read_parquet
 from tierbed.tables.rows import Rows
 from tierbed.tables.state import STATE_NAMES
@@ -79,6 +80,8 @@ def _folder(folder: Path) -> TableFile:
         return replace(read_safetensors(indexes[0]), path=folder)
     if is_hugectr(folder):
         return read_hugectr(folder)
+    if collections_in(folder):
+        return read_collections(folder)
     files = sorted(path for path in folder.iterdir() if _is_table_file(path))
     # A model of Hugging Face may lie there in both formats.
     files = [path for path in files if path.name == "model.safetensors"] or files
