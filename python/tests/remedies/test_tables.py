@@ -52,7 +52,7 @@ def test_tables_of_a_file_are_named(store: Any, tmp_path: Path) -> None:
     with refused(tb.InvalidError, "name those tables"):
         import_tables(store, both, {"item": "a.item"}, state_keys={"user": "x"})
     import_tables(store, both, {"item": "a.item.weight"})
-    with refused(tb.InvalidError, "one is a tensor [N, D], alone or in dictionaries"):
+    with refused(tb.InvalidError, "one is a tensor of floats [N, D], alone or in dictionaries"):
         import_tables(store, saved(tmp_path / "none.pt", bias=torch.ones(3)), "item")
     torch.save(rows(), tmp_path / "alone.pt")
     import_tables(store, tmp_path / "alone.pt", "item")

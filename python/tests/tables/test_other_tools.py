@@ -78,8 +78,9 @@ def test_state_of_hugectr_lies_behind_each_other_as_large_as_its_table(
     expected = torch.cat(list(state[:, : len(KEYS)]), dim=1)
     for row, wanted in zip(at.tolist(), expected, strict=True):
         assert torch.equal(store.read_rows_and_state("item", row, 1)[1][0], wanted)
-    with pytest.raises(tb.InvalidError, match="not the state of 8 rows of 4 numbers in"):
-        import_tables(open_store(), model, "item", optimizer=tb.RowWiseAdagrad())
+    for wrong in (tb.RowWiseAdagrad(), tb.SGD()):
+        with pytest.raises(tb.InvalidError, match="not the state of 8 rows of 4 numbers in"):
+            import_tables(open_store(), model, "item", optimizer=wrong)
 
 
 def test_state_of_several_gpus_is_refused(open_store: Any, tmp_path: Path) -> None:

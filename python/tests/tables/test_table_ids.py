@@ -88,6 +88,39 @@ def test_a_vocabulary_without_ids_moves_too(open_store: Any, tmp_path: Path, pla
     assert torch.equal(other.read_rows("item", 0, 1), torch.ones(1, DIM))
 
 
+@pytest.mark.parametrize("backend", ["memory", "file"])
+def test_rows_are_written_in_any_order(open_store: Any, backend: str) -> None:
+    store = open_store(backend)
+    store.add_table(tb.EmbeddingBagConfig(40, DIM, "t"), tb.Adagrad())
+    expected, state = store.read_rows_and_state("t", 0, 40)
+    rows = torch.tensor([7, 39, 8, 0, 9, 20])
+    expected[rows], state[rows] = torch.randn(6, DIM), torch.rand(6, DIM)
+    store.scatter_rows("t", rows, expected[rows], state[rows])
+    found = store.read_rows_and_state("t", 0, 40)
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[1], state)
+    store.scatter_rows("t", rows[:0], expected[:0])
+    with pytest.raises(tb.InvalidError):
+        store.scatter_rows("t", torch.tensor([40]), torch.ones(1, DIM))
+    with pytest.raises(tb.InvalidError, match=r"weights of table 't' must be \[N, 4\]"):
+        store.scatter_rows("t", rows, torch.ones(6, DIM + 1))
+
+
+def test_ids_get_rows_at_once_and_keep_them(open_store: Any) -> None:
+    store = open_store()
+    admission = tb.FrequencyAdmissionStrategy(threshold=5)
+    config = tb.EmbeddingBagConfig(None, DIM, "item", admission_strategy=admission)
+    store.add_table(config, tb.SGD())
+    rows = store.assign_ids("item", IDS)
+    assert rows.tolist() == list(range(1, len(IDS) + 1))
+    assert torch.equal(store.assign_ids("item", IDS.flip(0)), rows.flip(0))
+    assert torch.equal(store.translate("item", IDS), rows)
+    assert store.vocabularies()["item"]["waiting_count"] == 0
+    store.add_table(tb.EmbeddingBagConfig(9, DIM, "fixed"), tb.SGD())
+    with pytest.raises(tb.InvalidError, match="ids of table 'fixed' are its rows"):
+        store.assign_ids("fixed", IDS)
+
+
 def test_ids_in_a_file_of_their_own(open_store: Any, tmp_path: Path) -> None:
     rows = torch.randn(len(IDS), DIM)
     np.save(tmp_path / "vectors.npy", rows.numpy())

@@ -80,7 +80,7 @@ def _state(path: Path, parts: list[StatePart], count: int, dim: int) -> dict[str
     """Returns the state of the first ``count`` rows, which lie where their vectors do."""
     size = path.stat().st_size
     held, rest = divmod(size, 4 * dim * max(1, len(parts)))
-    if rest or held < count or any(part.width != dim for part in parts):
+    if not parts or rest or held < count or any(part.width != dim for part in parts):
         raise InvalidError(
             f"{path} has {size} bytes, which is not the state of {count} rows of {dim} numbers in "
             f"{[part.name for part in parts]}; import without state, or give the optimizer that it "
