@@ -116,7 +116,8 @@ class TableFile:
         told = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         if not names:
             raise InvalidError(
-                f"{self.path} holds no table; one is a tensor of floats [N, D], alone or in dictionaries",
+                f"{self.path} holds no table; one is a tensor of floats [N, D], alone or in "
+                "dictionaries",
                 {"path": str(self.path)},
             )
         if key is not None:
