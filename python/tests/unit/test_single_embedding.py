@@ -71,7 +71,7 @@ def test_pretrained_rows_are_written_and_frozen(open_store: Any) -> None:
         assert not module(torch.tensor([[1]])).requires_grad
     tuned = tb.Embedding.from_pretrained(rows, store=open_store(), name="i", freeze=False)
     assert tuned(torch.tensor([1])).requires_grad
-    with pytest.raises(tb.InvalidError, match=r"must be \[R, D\]"):
+    with pytest.raises(tb.InvalidError, match=r"not floats \[N, D\]"):
         tb.Embedding.from_pretrained(rows[0], store=store, name="c")
 
 

@@ -27,8 +27,8 @@ from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
 from tierbed.nn.copies import PICKLED, deep_copied, reduced, restore
 from tierbed.nn.leaf import as_leaf, is_traced
-from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
 from tierbed.nn.pretrained import check_pretrained, copy_pretrained
+from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
 from tierbed.ops import operators as ops
 from tierbed.ops.steps import StepGuard
 from tierbed.train.coded_store import CodedStore
@@ -71,6 +71,7 @@ class Collection(nn.Module):
 
     # TorchRec's name of what holds the tables, in a state dictionary.
     state_prefix: ClassVar[str] = "embedding_bags"
+    _config_kind: ClassVar[type[BaseEmbeddingConfig]] = EmbeddingBagConfig
 
     def __init__(
         self,
@@ -120,6 +121,41 @@ class Collection(nn.Module):
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
         self._binding.hook = self._hook
         self._still_hook = torch.zeros(1)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Mapping[str, Tensor],
+        freeze: bool = True,
+        *,
+        store: Store,
+        rows: GivenRows = "copy",
+        **options: Any,
+    ) -> Self:
+        """Makes a collection of rows that exist, each table with one feature of its name.
+
+        Rows are copied into the store, some at a time.
+
+        Args:
+            embeddings: By name of a table, its rows ``[N, D]``.
+            freeze: Whether they stay as they are, as of ``torch.nn.Embedding.from_pretrained``.
+            store: The store.
+            rows: ``"copy"`` copies into new tables; ``"keep"`` keeps the rows of tables that the
+                store has already, as after a restart.
+            options: The other arguments of the class.
+
+        Raises:
+            InvalidError: Tensors of another shape, or a table that the store has already.
+        """
+        new = check_pretrained(store, embeddings, rows)
+        tables = [
+            cls._config_kind(num_embeddings=len(given), embedding_dim=given.shape[1], name=name)
+            for name, given in embeddings.items()
+        ]
+        make: Any = cls  # the subclasses have arguments of their own
+        made: Self = make(tables, store=store, **options)
+        copy_pretrained(store, embeddings, new)
+        return made.requires_grad_(not freeze)
 
     @property
     def store(self) -> RowSource:
@@ -393,40 +429,6 @@ class EmbeddingBagCollection(Collection):
         super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
         self._is_weighted = is_weighted
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        embeddings: Mapping[str, Tensor],
-        freeze: bool = True,
-        *,
-        store: Store,
-        rows: GivenRows = "copy",
-        **options: Any,
-    ) -> Self:
-        """Makes a collection of rows that exist, each table with one feature of its name.
-
-        Rows are copied into the store, some at a time.
-
-        Args:
-            embeddings: By name of a table, its rows ``[N, D]``.
-            freeze: Whether they stay as they are, as of ``torch.nn.Embedding.from_pretrained``.
-            store: The store.
-            rows: ``"copy"`` copies into new tables; ``"keep"`` keeps the rows of tables that the
-                store has already, as after a restart.
-            options: The other arguments of the class.
-
-        Raises:
-            InvalidError: Tensors of another shape, or a table that the store has already.
-        """
-        new = check_pretrained(store, embeddings, rows)
-        tables = [
-            EmbeddingBagConfig(num_embeddings=len(given), embedding_dim=given.shape[1], name=name)
-            for name, given in embeddings.items()
-        ]
-        made = cls(tables, store=store, **options)
-        copy_pretrained(store, embeddings, new)
-        return made.requires_grad_(not freeze)
-
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Returns the tables as they were given."""
         return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
@@ -493,6 +495,7 @@ class EmbeddingCollection(Collection):
     """
 
     state_prefix = "embeddings"
+    _config_kind = EmbeddingConfig
 
     def __init__(
         self,
@@ -509,40 +512,6 @@ class EmbeddingCollection(Collection):
             raise InvalidError(f"the tables of an EmbeddingCollection need one dim: {dims}")
         poolings = {config.name: "none" for config in tables}
         super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        embeddings: Mapping[str, Tensor],
-        freeze: bool = True,
-        *,
-        store: Store,
-        rows: GivenRows = "copy",
-        **options: Any,
-    ) -> Self:
-        """Makes a collection of rows that exist, each table with one feature of its name.
-
-        Rows are copied into the store, some at a time.
-
-        Args:
-            embeddings: By name of a table, its rows ``[N, D]``.
-            freeze: Whether they stay as they are, as of ``torch.nn.Embedding.from_pretrained``.
-            store: The store.
-            rows: ``"copy"`` copies into new tables; ``"keep"`` keeps the rows of tables that the
-                store has already, as after a restart.
-            options: The other arguments of the class.
-
-        Raises:
-            InvalidError: Tensors of another shape, or a table that the store has already.
-        """
-        new = check_pretrained(store, embeddings, rows)
-        tables = [
-            EmbeddingConfig(num_embeddings=len(given), embedding_dim=given.shape[1], name=name)
-            for name, given in embeddings.items()
-        ]
-        made = cls(tables, store=store, **options)
-        copy_pretrained(store, embeddings, new)
-        return made.requires_grad_(not freeze)
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
         """Returns the tables as they were given."""
