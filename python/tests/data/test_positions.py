@@ -168,6 +168,40 @@ def test_text_logs_and_generated_samples_work_with_workers_and_ranks(tmp_path: P
         assert {whole.shard(at, 3, even=True).count() for at in range(3)} == {66}
 
 
+def test_the_text_of_a_log_has_the_ids_of_its_columns(tmp_path: Path) -> None:
+    """One vocabulary for both readers, one row per token."""
+    import pyarrow.csv
+
+    write_criteo_tsv(tmp_path / "log", 200, scale=0.001, seed=3)
+    build_vocabulary(tmp_path / "log", tmp_path / "v")
+    text = CriteoData(tmp_path / "log", tmp_path / "v", 64)
+    names = ["label", *(f"I{at}" for at in range(1, 14)), *text.feature_names]
+    table = pyarrow.csv.read_csv(
+        tmp_path / "log",
+        read_options=pyarrow.csv.ReadOptions(column_names=names),
+        parse_options=pyarrow.csv.ParseOptions(delimiter="\t"),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={name: pyarrow.string() for name in text.feature_names},
+            strings_can_be_null=True,
+        ),
+    )
+    data = tb.data.columns(
+        table,
+        ids={name: tb.data.Tokens() for name in text.feature_names},
+        label="label",
+        dense=names[1:14],
+        missing="fill",
+        log_dense=True,
+        batch_size=64,
+        vocabulary=tmp_path / "w",
+    )
+    assert data.table_sizes() == text.table_sizes()
+    for one, other in zip(data, text, strict=True):
+        assert torch.equal(one.sparse.values(), other.sparse.values())
+        assert torch.equal(one.label, other.label)
+        assert torch.allclose(one.dense, other.dense)
+
+
 def test_the_position_of_a_worker_goes_back_to_that_worker(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +306,27 @@ def test_orders_are_known_where_the_source_tells_them(files: Path) -> None:
     assert not isinstance(one, str)
     assert not isinstance(other, str)
     assert one.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_look_ahead_goes_on_in_its_epoch(files: Path, workers: int) -> None:
+    def ahead(store: tb.Store) -> tuple[ColumnData, Any]:
+        data = read(str(files / KINDS[0]), ids={"user": 1000}, shuffle=40, seed=3)
+        loader = DataLoader(data, batch_size=None, num_workers=workers)
+        emb = tb.EmbeddingBagCollection(data.tables(4), store=store)
+        return data, tb.lookahead(loader if workers else data, emb, window=4)
+
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        data, first = ahead(store)
+        data.set_epoch(2)
+        expected = numbers(data)
+        walk = iter(first)
+        found = numbers([next(walk) for _ in range(3)])
+        state = first.state_dict()
+        walk.close()
+        _, again = ahead(store)
+        again.load_state_dict(state)
+        assert found + numbers(again) == expected
 
 
 def test_training_in_forward_order_has_the_rows_of_training_by_window(

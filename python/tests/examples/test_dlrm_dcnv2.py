@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from example_kit import last, run
 
@@ -30,6 +31,20 @@ def test_it_reads_a_log_in_the_layout_of_criteo(tmp_path: Path) -> None:
             label = int(int(tokens[0], 16) % 4 == 0)
             file.write("\t".join([str(label), *["1"] * 13, *tokens]) + "\n")
     said = run("dlrm_dcnv2.py", *SMALL, "--epochs=6", f"--data={log}", "--check")
+    assert "0 weights differ in bits from plain torch" in said
+    assert last(said, "on disk", "AUC") > 0.8
+
+
+@pytest.mark.slow
+def test_it_reads_days_as_mlperf_has_them(tmp_path: Path) -> None:
+    draws = np.random.default_rng(5)
+    for day in range(2):
+        # The first feature tells the label, and nothing else does.
+        ids = {str(at): draws.integers(0, 3, (700, 1 + at % 3)) for at in range(26)}
+        np.savez(tmp_path / f"day_{day}_sparse_multi_hot.npz", **ids)
+        np.save(tmp_path / f"day_{day}_dense.npy", np.ones((700, 13), np.float32))
+        np.save(tmp_path / f"day_{day}_labels.npy", (ids["0"] == 1).astype(np.int32))
+    said = run("dlrm_dcnv2.py", *SMALL, "--epochs=6", f"--data={tmp_path}", "--check")
     assert "0 weights differ in bits from plain torch" in said
     assert last(said, "on disk", "AUC") > 0.8
 

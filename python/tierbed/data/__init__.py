@@ -16,7 +16,7 @@ from tierbed.data.dataset import Dataset
 from tierbed.data.hashing import hash_ids
 from tierbed.data.ids import Hashed, OpenIds, Rows, Tokens
 from tierbed.data.logs import AvazuData, CriteoData
-from tierbed.data.multi_hot import CriteoMultiHotData
+from tierbed.data.multi_hot import MLPERF_ROWS, CriteoMultiHotData
 from tierbed.data.order import BatchOrder
 from tierbed.data.ratings import movielens, read_ratings
 from tierbed.data.sequences import sequences
@@ -28,6 +28,7 @@ from tierbed.data.vocabulary import (
 )
 
 __all__ = [
+    "MLPERF_ROWS",
     "AvazuData",
     "Batch",
     "BatchOrder",

@@ -162,6 +162,11 @@ class ColumnData(Dataset):
 
     # ---------------------------------------------------------------- order and position
 
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, which the shuffle depends on."""
+        return int(self._epoch)
+
     def set_epoch(self, epoch: int) -> None:
         """Gives the coming epochs another shuffle; without it every epoch has the same order.
 
@@ -175,7 +180,7 @@ class ColumnData(Dataset):
     def _shuffled(self) -> Shuffle | None:
         if self._shuffle is None:
             return None
-        return Shuffle(*self._shuffle, epoch=int(self._epoch))
+        return Shuffle(*self._shuffle, epoch=self.epoch)
 
     def identity(self) -> dict[str, Any]:
         """Returns what a state must agree with to be resumed."""
@@ -193,11 +198,11 @@ class ColumnData(Dataset):
         own, of_parts = super().order_identity(), self._parts.order_identity()
         if isinstance(of_parts, str) or isinstance(own, str):
             return of_parts
-        return {**own, "source": of_parts, "epoch": int(self._epoch)}
+        return {**own, "source": of_parts, "epoch": self.epoch}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where iteration is, with the epoch (JSON values)."""
-        return {**super().state_dict(), "epoch": int(self._epoch)}
+        return {**super().state_dict(), "epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a position taken by :meth:`state_dict` of the same data.
@@ -252,7 +257,7 @@ class ColumnData(Dataset):
             end = sum(self._parts.part_rows)
             first, stop = min(first, end), end if stop is None else min(stop, end)
         part = super().part(first, stop)
-        part._epoch = _shared(int(self._epoch))
+        part._epoch = _shared(self.epoch)
         part.missing_counts = Counter()
         return part
 
