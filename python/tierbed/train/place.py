@@ -1,8 +1,9 @@
 """Place of a look-ahead within its epoch, with the generators that its order was drawn from.
 
-A shuffle is drawn when an epoch begins. So the generators are kept as they were then: put back,
-the loader draws the same order again, and the batches that are done are passed over. Behind them
-the global generators are put to where they stood when the place was saved.
+A shuffle is drawn when an epoch begins, or follows from its number. So generators and number are
+kept as they were then: put back, the loader draws the same order again, and the batches that are
+done are passed over. Behind them the global generators are put to where they stood when the place
+was saved.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Place:
 
 
 def generators_now(loader: Iterable[Any]) -> Generators:
-    """Returns the state of the global generators, and of those that ``loader`` has."""
-    return {"own": [one.get_state() for one in _own(loader)], "all": state.rng_state()}
+    """Returns the state of the global generators, and of what ``loader`` draws its order from."""
+    own = [one.get_state() for one in _own(loader)]
+    return {"own": own, "all": state.rng_state(), "epoch": getattr(_data(loader), "epoch", None)}
 
 
 def set_generators(loader: Iterable[Any], saved: Generators | None) -> None:
@@ -57,12 +59,18 @@ def set_generators(loader: Iterable[Any], saved: Generators | None) -> None:
     for one, before in zip(_own(loader), saved["own"], strict=True):
         one.set_state(before)
     state.set_rng_state(saved["all"])
+    if saved.get("epoch") is not None:
+        _data(loader).set_epoch(saved["epoch"])
 
 
 def set_global_generators(saved: Generators | None) -> None:
     """Puts the global generators back, and leaves those of the loader where it has drawn them."""
     if saved is not None:
         state.set_rng_state(saved["all"])
+
+
+def _data(loader: Any) -> Any:
+    return loader.dataset if isinstance(loader, DataLoader) else loader
 
 
 def _own(loader: Iterable[Any]) -> list[Any]:
