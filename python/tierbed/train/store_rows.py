@@ -328,8 +328,8 @@ class StoreRows:
         if ours["dim"] != dim or ours["row_count"] < row_count:
             raise InvalidError(
                 f"table {name!r} has {ours['row_count']} x {ours['dim']}, which does not hold "
-                f"the {row_count} x {dim} of {table!r}; make it with at least as many rows of that "
-                "dim",
+                f"the {row_count} x {dim} of {table!r}; make it with at least as many rows, of "
+                "that dim",
                 {"table": name},
             )
         is_same = theirs["optimizer"] == ours["optimizer"]
