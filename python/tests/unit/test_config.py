@@ -1,5 +1,8 @@
 """Do table descriptions refuse what cannot be, and translate the rest?"""
 
+import enum
+from typing import Any
+
 import pytest
 import torch
 
@@ -107,3 +110,24 @@ def test_numbers_of_an_optimizer_are_checked(make: object, told: str) -> None:
 
 def test_betas_may_be_a_list_as_in_torch() -> None:
     assert tb.Adam(betas=[0.8, 0.9]) == tb.Adam(betas=(0.8, 0.9))
+
+
+def test_words_of_torchrec_are_taken_by_name() -> None:
+    class PoolingType(enum.Enum):
+        MEAN = "MEAN"
+        NONE = "NONE"
+
+    class DataType(enum.Enum):
+        FP32 = "FP32"
+        FP64 = "FP64"
+
+    table: Any = tb.EmbeddingBagConfig(10, 4, "t", pooling=PoolingType.MEAN)  # type: ignore[arg-type]
+    assert table.pooling is tb.PoolingType.MEAN
+    table = tb.EmbeddingConfig(10, 4, "t", data_type=DataType.FP32)  # type: ignore[arg-type]
+    assert table.data_type is tb.DataType.FP32
+    with pytest.raises(tb.InvalidError, match="must be one of fp32, fp16, bf16, int8, not 'fp64'"):
+        tb.EmbeddingConfig(10, 4, "t", data_type=DataType.FP64)  # type: ignore[arg-type]
+    with pytest.raises(tb.InvalidError, match="a bag is pooled by sum or mean"):
+        tb.EmbeddingBagConfig(10, 4, "t", pooling=PoolingType.NONE)  # type: ignore[arg-type]
+    with pytest.raises(tb.InvalidError, match=r"must be texts, not \(1,\)"):
+        tb.EmbeddingBagConfig(10, 4, "t", feature_names=[1])  # type: ignore[list-item]

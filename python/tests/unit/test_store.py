@@ -258,3 +258,11 @@ def test_the_class_names_the_call_that_opens(tmp_path: Path) -> None:
     assert {"checkpoint", "publish", "read_rows"} < set(offered)
     assert not {"native", "note_collection", "watch"} & set(offered)
     tb.Snapshot.open(tmp_path / "snapshot", dram_budget="16MiB").close()
+
+
+def test_an_extra_is_a_dictionary(tmp_path: Path) -> None:
+    with tb.Store.open(tmp_path / "store", dram_budget="8MiB") as store:
+        with pytest.raises(tb.InvalidError, match=r"dictionary, not int; give .*extra=\{"):
+            store.checkpoint("a", extra=3)  # type: ignore[arg-type]
+        store.checkpoint("a", extra={"epoch": 3})
+        assert store.load_extra() == {"epoch": 3}

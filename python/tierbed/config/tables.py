@@ -117,6 +117,11 @@ Init = Uniform | Normal | Constant
 OPEN_INIT_ROWS = 10_000
 
 
+def _word(value: Any) -> Any:
+    """Returns the word of an enum of TorchRec; ours are words themselves."""
+    return value.name.lower() if isinstance(value, Enum) and not isinstance(value, str) else value
+
+
 @dataclass(frozen=True)
 class BaseEmbeddingConfig:
     """What bags and sequences have in common.
@@ -174,7 +179,13 @@ class BaseEmbeddingConfig:
                 f"table {self.name!r} admits and evicts nobody: give num_embeddings=None",
                 {"table": self.name},
             )
+        if any(not isinstance(name, str) for name in self.feature_names):
+            raise InvalidError(
+                f"feature_names of table {self.name!r} must be texts, not {self.feature_names}",
+                {"table": self.name},
+            )
         kinds = [kind.value for kind in DataType]
+        object.__setattr__(self, "data_type", _word(self.data_type))
         check_word(f"data_type of table {self.name!r}", self.data_type, kinds)
         object.__setattr__(self, "data_type", DataType(self.data_type))
         if self.init is not None and (self.weight_init_max, self.weight_init_min) != (None, None):
@@ -244,6 +255,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "pooling", _word(self.pooling))
         if self.pooling == PoolingType.NONE:
             raise InvalidError(
                 f"table {self.name!r}: a bag is pooled by sum or mean; "

@@ -102,7 +102,7 @@ def _source_of(collection: Collection) -> Any:
         return store
     if store.path is None:
         raise UnsupportedError(
-            f"a {type(collection).__name__} over a store without a folder cannot be pickled: its "
+            f"{type(collection).__name__} over a store without a folder cannot be pickled: its "
             "rows are in this process only; open the store with a path, or save "
             "full_state_dict()"
         )

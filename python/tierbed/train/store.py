@@ -467,13 +467,19 @@ class Store(StoreOptimizers):
             attachments: Further named bytes.
 
         Raises:
-            InvalidError: A reserved name of an attachment, or a name that cannot be kept.
+            InvalidError: A reserved name of an attachment, a name that cannot be kept, or an extra
+                that is no dictionary.
         """
         parts = dict(attachments or {})
         reserved = {EXTRA, RNG} & parts.keys()
         if reserved:
             raise InvalidError(f"attachment names {sorted(reserved)} are reserved")
         if extra is not None:
+            if not isinstance(extra, Mapping):
+                raise InvalidError(
+                    f"extra of a checkpoint is a dictionary, not {type(extra).__name__}; give it "
+                    'a name in one, such as extra={"epoch": 3}'
+                )
             parts[EXTRA] = state.pack(extra)
         if capture_rng:
             parts[RNG] = state.pack(state.rng_state())
