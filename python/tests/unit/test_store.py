@@ -257,7 +257,9 @@ def test_the_class_names_the_call_that_opens(tmp_path: Path) -> None:
         store.publish(tmp_path / "snapshot")
     assert {"checkpoint", "publish", "read_rows"} < set(offered)
     assert not {"native", "note_collection", "watch"} & set(offered)
-    tb.Snapshot.open(tmp_path / "snapshot", dram_budget="16MiB").close()
+    with tb.Snapshot.open(tmp_path / "snapshot", dram_budget="64MiB") as snapshot:
+        assert "lookup" in dir(snapshot)
+        assert "native" not in dir(snapshot)
 
 
 def test_an_extra_is_a_dictionary(tmp_path: Path) -> None:

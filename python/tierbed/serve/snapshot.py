@@ -114,6 +114,9 @@ def snapshot_options(
     }
 
 
+_OF_THE_ENGINE = frozenset({"is_trainable", "native", "takes_gradients"})
+
+
 class Snapshot:
     """A published snapshot. Made by :meth:`open`; also a context manager.
 
@@ -461,6 +464,10 @@ class Snapshot:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         raise TypeError("a snapshot cannot be copied; share it, or open it again")
+
+    def __dir__(self) -> list[str]:
+        # What collections ask is not offered to people.
+        return [name for name in super().__dir__() if name not in _OF_THE_ENGINE]
 
     def __repr__(self) -> str:
         return f"Snapshot(path={self._path!r}, tables={len(self._tables)})"
