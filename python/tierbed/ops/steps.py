@@ -82,9 +82,9 @@ class StepWatch:
         """Tells once what a copy of a collection is."""
         self._tell(
             "copied",
-            "a copy of a collection reads the rows of its original: they lie in the store, are not "
-            "copied, and go on training; the copy steps none, unless its requires_grad_(True) is "
-            f"called; {_GUIDE}",
+            "a deep copy shares the store of its original, whose rows are not copied and go on "
+            "training; a copied collection steps none, unless its requires_grad_(True) is called; "
+            f"{_GUIDE}",
         )
 
     def tell_ranks(self) -> None:

@@ -198,6 +198,10 @@ class CodedStore:
         """
         self._native.write_codes(self.table_id(table), first_row, codes.contiguous())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CodedStore:
+        # Its rows do not train, so that a copied model has the same.
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(
             "a CodedStore cannot be copied or pickled, its rows are in this process only; share "

@@ -735,6 +735,11 @@ class Store(StoreOptimizers):
         self._native.close()
         self._is_open = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # A model may have its store as an attribute; its copy reads the same rows.
+        self._watch.tell_copied()
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(
             "a Store cannot be copied or pickled, it has one owner; open it where it is used, and "
