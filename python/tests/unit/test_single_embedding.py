@@ -24,16 +24,16 @@ def both(store: Any, padding_idx: int | None = None) -> tuple[tb.Embedding, nn.E
 def test_outputs_and_steps_are_those_of_torch(open_store: Any, padding_idx: int | None) -> None:
     torch.manual_seed(0)
     ours, theirs = both(open_store(), padding_idx)
-    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.5)
     for shape in ((), (3,), (2, 5), (2, 3, 4), (0,)):
         ids = torch.randint(0, 20, shape)
         found, expected = ours(ids), theirs(ids)
         assert torch.equal(found, expected), shape
         scale = torch.randn_like(expected)
         (found * scale).sum().backward()
-        optimizer.zero_grad()
+        theirs.zero_grad()
         (expected * scale).sum().backward()
-        optimizer.step()
+        with torch.no_grad():
+            theirs.weight -= 0.5 * theirs.weight.grad
     found = ours.full_state_dict()["weight"]
     assert torch.allclose(found, theirs.weight, atol=1e-6)
 
