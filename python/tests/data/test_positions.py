@@ -260,6 +260,19 @@ def test_files_are_sent_to_workers_by_path(files: Path, kind: str) -> None:
     assert numbers(pickle.loads(sent)) == numbers(data)
 
 
+def test_a_vocabulary_is_sent_to_workers_by_path(tmp_path: Path) -> None:
+    write_criteo_tsv(tmp_path / "log", 100, scale=0.001, seed=3)
+    build_vocabulary(tmp_path / "log", tmp_path / "v")
+    ids = {"site": tb.data.Tokens()}
+    for data in (
+        CriteoData(tmp_path / "log", tmp_path / "v", 16),
+        tb.data.columns(log(), ids=ids, batch_size=16, vocabulary=tmp_path / "w"),
+    ):
+        sent = pickle.dumps(data)
+        for one, other in zip(pickle.loads(sent), data, strict=True):
+            assert torch.equal(one.sparse.values(), other.sparse.values())
+
+
 def test_counts_and_lengths(files: Path) -> None:
     data = opened(files, KINDS[0])
     assert (data.count(), len(data)) == (SAMPLES, 13)

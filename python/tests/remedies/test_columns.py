@@ -146,6 +146,30 @@ def test_sources_of_columns(tmp_path: Path) -> None:
         read({"user": 9}, source)
 
 
+def test_a_file_that_goes_on_with_other_values(tmp_path: Path) -> None:
+    import pyarrow.dataset
+
+    # The first block of a CSV has numbers only, and its types are those of the first block.
+    (tmp_path / "log.csv").write_text("user\n" + "1234567\n" * 200_000 + "anonymous\n")
+    ids = {"user": Hashed(9)}
+    with refused(tb.InvalidError, "give a dataset of pyarrow with the schema of all"):
+        list(columns(tmp_path / "log.csv", ids=ids, batch_size=50_000))
+    schema = pyarrow.schema([("user", pyarrow.string())])
+    whole = pyarrow.dataset.dataset(tmp_path / "log.csv", format="csv", schema=schema)
+    assert sum(map(len, columns(whole, ids=ids, batch_size=50_000))) == 200_001
+
+
+def test_a_file_that_is_written_anew(tmp_path: Path) -> None:
+    feather = pytest.importorskip("pyarrow.feather")
+    path = tmp_path / "log.arrow"
+    feather.write_feather(log(), path)
+    data = columns(path, ids={"user": 9}, batch_size=4)
+    feather.write_feather(log().slice(1), path)
+    with refused(tb.InvalidError, "open it again"):
+        list(data)
+    assert len(list(columns(path, ids={"user": 9}, batch_size=4))) == 1
+
+
 def _of(library: str, **members: Any) -> Any:
     return type("Given", (), {"__module__": library, **members})()
 

@@ -29,9 +29,8 @@ __all__ = [
 PART_ROWS = 1 << 14
 """Rows of a part where the source has none of its own."""
 
-READ_AHEAD = {"batch_readahead": 4, "fragment_readahead": 1, "use_threads": False}
-"""Threads of pyarrow would read on without bounds while a batch is trained on; the input of the
-coming row group is read meanwhile all the same."""
+READ_AHEAD = {"batch_readahead": 2, "fragment_readahead": 1, "use_threads": False}
+"""Of scans: threads of pyarrow would read on without bounds while a batch is trained on."""
 
 
 class Parts(ABC):

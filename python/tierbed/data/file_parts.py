@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ _FORMATS = {
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "ipc", ".ipc": "ipc", ".feather": "ipc",
     ".csv": "csv", ".json": "json", ".jsonl": "json", ".orc": "orc",
 }  # fmt: skip
+
+
+_IPC = ("arrow", "feather", "ipc")
 
 
 def _format_of(path: str) -> str:
@@ -129,7 +133,7 @@ class FileParts(Parts):
                               for one in self.fragments]  # fmt: skip
         else:
             self.fragments = files
-            if self._kind in ("arrow", "feather", "ipc"):
+            if self._kind in _IPC:
                 self.part_rows = [one.count_rows() for one in files]
 
     def check(self, columns: Sequence[str]) -> None:
@@ -147,22 +151,74 @@ class FileParts(Parts):
             check_columns(path, [*fragment.physical_schema.names, *keys], columns)
 
     def read(self, parts: Sequence[int], columns: list[str], step: int) -> Iterator[Any]:
-        """Yields record batches; the coming file is read meanwhile, as pyarrow does.
+        """Yields record batches; the coming row group is read meanwhile.
 
         Args:
             parts: Numbers of parts.
             columns: The columns that are read.
             step: About how many rows a record batch has at most.
         """
+        if self._kind == "parquet":
+            yield from self._row_groups(parts, columns, step)
+            return
+        files = self.fragments if self.part_rows is None else [self.fragments[at] for at in parts]
+        for file in files:
+            if self._kind in ("csv", *_IPC):
+                yield from self._file(file, columns)
+            else:
+                options = {"schema": self.schema, "batch_size": step, **READ_AHEAD}
+                yield from file.to_batches(columns=columns, **options)
+
+    def _row_groups(self, parts: Sequence[int], columns: list[str], step: int) -> Iterator[Any]:
+        options = {"schema": self.schema, "batch_size": step, **READ_AHEAD}
+
+        def begun(at: int) -> Iterator[Any]:
+            batches = self.fragments[at].to_batches(columns=columns, **options)
+            return chain(list(islice(batches, 1)), batches)
+
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(begun, parts[0]) if parts else None
+            for number in range(1, len(parts) + 1):
+                assert coming is not None
+                batches = coming.result()
+                if number < len(parts):
+                    coming = ahead.submit(begun, parts[number])
+                yield from batches
+
+    def _file(self, fragment: Any, columns: list[str]) -> Iterator[Any]:
+        """Yields the record batches of a file one by one; a scan would read on without bounds."""
+        arrow, _, _ = arrow_modules()
+        import pyarrow.csv
         import pyarrow.dataset
 
-        picked = self.fragments if self.part_rows is None else [self.fragments[at] for at in parts]
-        if not picked:
-            return
-        chosen = pyarrow.dataset.FileSystemDataset(
-            picked, self.schema, self.dataset.format, self.dataset.filesystem
-        )
-        yield from chosen.to_batches(columns=columns, batch_size=step, **READ_AHEAD)
+        keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
+        held = [name for name in columns if name not in keys]
+        if self._kind == "csv":
+            batches = self._lines(fragment, held)
+        else:
+            batches = _record_batches(fragment, held)
+        for batch in batches:
+            found = {
+                name: arrow.repeat(
+                    arrow.scalar(keys[name], self.schema.field(name).type), len(batch)
+                )
+                if name in keys
+                else batch.column(name).cast(self.schema.field(name).type)
+                for name in columns
+            }
+            yield arrow.RecordBatch.from_pydict(found)
+
+    def _lines(self, fragment: Any, columns: list[str]) -> Iterator[Any]:
+        import pyarrow.csv
+
+        form = fragment.format
+        convert = form.default_fragment_scan_options.convert_options
+        convert.include_columns = columns
+        convert.column_types = {name: self.schema.field(name).type for name in columns}
+        read = form.default_fragment_scan_options.read_options
+        read.use_threads = False
+        with fragment.filesystem.open_input_stream(fragment.path) as file:
+            yield from pyarrow.csv.open_csv(file, read, form.parse_options, convert)
 
     def identity(self) -> dict[str, Any]:
         """Returns names and sizes of the files."""
@@ -173,3 +229,16 @@ class FileParts(Parts):
     def count(self) -> int | None:
         """Returns the number of rows."""
         return int(self.dataset.count_rows()) if self.part_rows is None else sum(self.part_rows)
+
+
+def _record_batches(fragment: Any, columns: list[str]) -> Iterator[Any]:
+    """Yields the record batches of a file of Arrow."""
+    arrow, _, _ = arrow_modules()
+    names = fragment.physical_schema.names
+    kept = arrow.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
+    with (
+        fragment.filesystem.open_input_file(fragment.path) as file,
+        arrow.ipc.open_file(file, options=kept) as reader,
+    ):
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)

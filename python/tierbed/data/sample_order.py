@@ -16,7 +16,7 @@ import numpy as np
 from tierbed._util.arrow import arrow_modules
 from tierbed.data.arrow_parts import Parts
 from tierbed.data.hashing import hash_integers
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, IoError
 
 __all__ = ["Shuffle", "in_order", "permutation"]
 
@@ -119,7 +119,7 @@ def _rows(parts: Parts, segments: Sequence[Segment], columns: list[str]) -> Iter
         while known is None or known > 0:
             if wanted == 0 and known is None:
                 break
-            batch = next(batches, None)
+            batch = _next(batches)
             if batch is None and known is None:
                 return
             if batch is None or (known is not None and batch.num_rows > known):
@@ -132,6 +132,19 @@ def _rows(parts: Parts, segments: Sequence[Segment], columns: list[str]) -> Iter
             if piece.num_rows:
                 wanted = None if wanted is None else wanted - piece.num_rows
                 yield arrow.Table.from_batches([piece])
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    arrow, _, _ = arrow_modules()
+    try:
+        return next(batches, None)
+    except arrow.ArrowInvalid as error:
+        raise InvalidError(
+            f"a source does not go on as it began: {error}; give a dataset of pyarrow with the "
+            "schema of all"
+        ) from error
+    except OSError as error:
+        raise IoError(f"a source cannot be read: {error}", errno=error.errno) from error
 
 
 def cut(tables: Iterator[Any], rows: int) -> Iterator[Any]:

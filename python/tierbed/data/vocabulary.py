@@ -75,12 +75,17 @@ class Vocabulary:
         self, path: str | Path, resident_budget_bytes: int = RESIDENT_BUDGET_BYTES
     ) -> None:
         self.path = Path(path)
+        self._budget_bytes = resident_budget_bytes
         self.native = _native.Vocabulary(str(path), resident_budget_bytes)
         self.feature_names = self.native.feature_names
         self.row_counts = self.native.row_counts
         self.sample_count = self.native.sample_count
         self.min_count = self.native.min_count
         self.resident_bytes = self.native.resident_bytes
+
+    def __reduce__(self) -> tuple[type[Vocabulary], tuple[str, int]]:
+        # Sent to workers by path.
+        return Vocabulary, (str(self.path.absolute()), self._budget_bytes)
 
     def table_sizes(self) -> list[tuple[str, int]]:
         """Returns name and ``num_embeddings`` of the table each feature needs."""
