@@ -309,6 +309,7 @@ def test_orders_are_known_where_the_source_tells_them(files: Path) -> None:
         of_loader = known_order(loader, None)
         assert not isinstance(of_loader, str)
         assert of_loader.fingerprint == order.fingerprint
+        assert isinstance(known_order(DataLoader(data, 2, collate_fn=list), None), str)
         data.set_epoch(1)
         other = known_order(data, None)
         assert not isinstance(other, str)
@@ -340,6 +341,15 @@ def test_a_look_ahead_goes_on_in_its_epoch(files: Path, workers: int) -> None:
         _, again = ahead(store)
         again.load_state_dict(state)
         assert found + numbers(again) == expected
+
+
+def test_planning_moves_and_counts_nothing() -> None:
+    table = log().set_column(2, "user", pyarrow.array([None, *range(1, SAMPLES)]))
+    data = read(table, ids={"user": 1000}, missing="fill").shard(0, 2)
+    order = known_order(data, None)
+    assert not isinstance(order, str)
+    assert numbers(order.batches()) == numbers(data)
+    assert data.missing_counts == {"user": 1}
 
 
 def test_training_in_forward_order_has_the_rows_of_training_by_window(

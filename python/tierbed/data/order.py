@@ -92,7 +92,8 @@ def _of_dataset(
     parts = dataset.order_identity()
     if isinstance(parts, str):
         return parts
-    whole = copy.copy(dataset)
+    # A part of its own, so that planning moves and counts nothing.
+    whole = dataset.part(dataset.first, dataset.stop)
     known = dataset.sample_count
     return BatchOrder(
         fingerprint(parts),
@@ -107,7 +108,8 @@ def _of_dataset(
 
 def _of_dataloader(loader: DataLoader[Any], key: Key) -> BatchOrder | str:
     promised = getattr(loader.dataset, "order_fingerprint", None)
-    if isinstance(loader.dataset, Dataset) and getattr(loader, "in_order", True):
+    is_plain = loader.batch_size is None and getattr(loader, "in_order", True)
+    if isinstance(loader.dataset, Dataset) and is_plain:
         # Workers take turns, so that these are the batches of the dataset.
         return _of_dataset(loader.dataset, loader.collate_fn)
     if isinstance(loader.dataset, IterableDataset):
