@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import tierbed as tb
+
 CLUSTERS = 40
 FOLLOWERS = 3
 
@@ -37,8 +39,11 @@ class Histories:
 
 
 def read(files: list[Path], least: int = 3) -> Histories:
-    """Reads lines of item numbers, a line per user, plain or gzip; leaves out short ones."""
+    """Reads item numbers, a line per user, or ratings of MovieLens; leaves out short histories."""
     items = []
+    if files[0].name.startswith(("ratings.", "u.data")):
+        log, files = tb.data.read_ratings(files), []
+        items = tb.data.sequences(log, by="user", order="time", items=["item"])["item"].to_pylist()
     for file in files:
         opener = gzip.open if file.suffix == ".gz" else open
         with opener(file, "rt") as lines:
