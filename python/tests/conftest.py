@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ _COMPILED = tempfile.TemporaryDirectory(prefix="tierbed-compiled-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _COMPILED.name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_PLAYWRIGHT = REPOSITORY / ".tools" / "browser"
 
 # Workers of the benchmarks are processes of their own, which must find their package too.
 _FOUND = [str(REPOSITORY / "tools" / "python"), os.environ.get("PYTHONPATH", "")]
@@ -58,3 +62,21 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
     yield open_
     for store in opened:
         store.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by playwright; tests skip where `scripts/browser-deps` brought none."""
+    program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if program is None or not _PLAYWRIGHT.is_dir():
+        pytest.skip("no browser; see scripts/browser-deps")
+    sys.path.append(str(_PLAYWRIGHT))
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        pytest.skip(f"playwright does not fit this Python; see scripts/browser-deps ({error})")
+    with sync_playwright() as playwright:
+        # Root has no sandbox; the page is ours.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

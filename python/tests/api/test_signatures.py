@@ -18,6 +18,7 @@ ROOMS += (
     "lightning",
     "nn",
     "placement",
+    "report",
     "results",
     "serve",
     "tables",

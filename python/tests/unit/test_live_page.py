@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,6 @@ import tierbed as tb
 from tierbed.cli.serving import ask
 from tierbed.serve import ServeOptions, Server
 
-PLAYWRIGHT = Path(__file__).resolve().parents[3] / ".tools" / "browser"
 ROWS = {"features": {"item": {"values": [1, 2], "offsets": [0, 2]}}}
 # The page is told of changes once a second.
 SOON_MS = 2_000
@@ -42,23 +39,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.publish(folder / "delta", base=folder / "base")
         store.publish(folder / "second")
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    if program is None or not PLAYWRIGHT.is_dir():
-        pytest.skip("no browser; see scripts/browser-deps")
-    sys.path.append(str(PLAYWRIGHT))
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        pytest.skip(f"playwright does not fit this Python; see scripts/browser-deps ({error})")
-    with sync_playwright() as playwright:
-        # Root has no sandbox; the page is ours.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from tierbed.cli.options import (
 from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.placement import import_files
+from tierbed.report import Report
 from tierbed.serve.snapshot import Snapshot
 from tierbed.train.checkpoints import Commit, find_commits, put_in_force
 from tierbed.train.store import Store
@@ -84,13 +85,28 @@ def inspect(
         typer.Option("--log", help="Of a placement: a query log to count page reads of."),
     ] = None,
     log_format: LogFormat = "auto",
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Of a run, a store or a snapshot: write its report here."),
+    ] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Option(
+            "--queries",
+            help="Of a snapshot, with --html: recorded queries, to ask what other budgets bring.",
+        ),
+    ] = None,
     json_path: JsonOut = None,
 ) -> None:
     """Show what is in a run, a store, a snapshot or a placement."""
     placed = placement_file(folder)
     if placed is not None:
+        if html is not None:
+            raise InvalidError("a placement has no report; leave out --html")
         inspect_placement(placed, log, log_format, json_path)
         return
+    if queries is not None and html is None:
+        raise InvalidError("--queries is for the report of a snapshot; add --html FILE")
 
     with open_folder(folder, dram_budget) as opened:
         stats = opened.stats()
@@ -110,6 +126,8 @@ def inspect(
         result["disk_bytes"] = stats.get("disk_bytes")
         result["tables"] = opened.tables()
         result["stats"] = stats
+        if html is not None:
+            _report(opened, queries).save(html)
     if shows_tables(json_path):
         print_table(
             f"tables of {folder}",
@@ -120,6 +138,16 @@ def inspect(
         if parts:
             print_table("memory", parts)
     finish(result, json_path, str(folder))
+
+
+def _report(opened: Store | Snapshot, queries: Path | None) -> Report:
+    if isinstance(opened, Snapshot):
+        return opened.report(queries)
+    if queries is not None:
+        raise InvalidError(
+            "--queries is for snapshots; call store.record() in the program that trains"
+        )
+    return opened.report()
 
 
 def checkpoints(

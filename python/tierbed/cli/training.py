@@ -48,6 +48,10 @@ def train(
     ],
     tables: Tables,
     threads: Threads = 1,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write a page here: memory, reads, other budgets."),
+    ] = None,
     json_path: JsonOut = None,
 ) -> None:
     """Train a click model whose tables live in a store; started again, it continues."""
@@ -60,6 +64,8 @@ def train(
             closing.enter_context(contextlib.closing(run))
             if run.resumed_from_step is not None:
                 tell(f"continuing at step {run.resumed_from_step}")
+            if report is not None:
+                run.store.record()
             stop.begin()
             trained = run.train(
                 on_checkpoint=lambda step: tell(f"checkpoint at step {step}"),
@@ -67,6 +73,8 @@ def train(
             )
         stop.exit(f"the same command goes on at step {run.steps}")
         result = _result_of(run, trained)
+        if report is not None:
+            run.store.report().save(report)
     finish(result, json_path, f"{options.model} on {given.format}")
 
 

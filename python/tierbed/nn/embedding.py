@@ -116,6 +116,7 @@ class Collection(nn.Module):
                 store.watch if isinstance(store, Store) else None,
                 self._on_nonfinite,
             ),
+            getattr(store, "_observer", None),
         )
         self._binding.is_open = any(config.num_embeddings is None for config in self._configs)
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)

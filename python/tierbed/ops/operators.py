@@ -22,7 +22,7 @@ import functools
 import itertools
 import time
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ from tierbed.errors import ClosedError
 from tierbed.ops.collected import CollectedGradients, CollectedTable, LookupGradient
 from tierbed.ops.flat import FlatLayout, bounds_of
 from tierbed.ops.steps import StepGuard
+
+if TYPE_CHECKING:
+    from tierbed.report.observer import Observer
 
 __all__ = ["Binding", "is_observed", "lookup_op", "minutes_now", "new_hook", "translate", "update"]
 
@@ -77,6 +80,7 @@ class Binding:
         poolings: ``"sum"``, ``"mean"`` or ``"none"`` of each feature.
         dims: Columns of each feature.
         guard: What is done before rows are stepped.
+        observer: What sees lookups.
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class Binding:
         poolings: list[str],
         dims: list[int],
         guard: StepGuard | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.native = native
+        self.observer = observer
         self.guard = StepGuard({}, None) if guard is None else guard
         self.tables = tables
         self.poolings = poolings
@@ -156,6 +162,8 @@ class Binding:
             token = store.lookup(self.plan, *bags, out, is_training)
         else:
             self.native.lookup(self.plan, *bags, out)
+        if self.observer is not None:
+            self.observer.note(self.tables, bags[0], bags[1])
         return out if indices.is_cpu else out.to(indices.device), token
 
     def step(

@@ -24,6 +24,7 @@ from tierbed.config.words import MissMode, Pooling, SnapshotBackend, check_word
 from tierbed.errors import ClosedError, InvalidError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
+from tierbed.report.observer import Observer
 from tierbed.results import SnapshotReport
 from tierbed.serve.cache import CacheOptions, TierPlan, cache_parts
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tierbed._native_options import RecordOptions, SnapshotOptions
+    from tierbed.report import Report
     from tierbed.serve.cache import CachePart
 
 __all__ = ["Snapshot"]
@@ -150,6 +152,7 @@ class Snapshot:
         self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
         self._bindings: dict[tuple[tuple[int, ...], str], ops.Binding] = {}
         self._given: dict[str, Any] | None = None
+        self._observer = Observer(native)
 
     @classmethod
     def open(
@@ -365,7 +368,9 @@ class Snapshot:
         binding = self._bindings.get(key)
         if binding is None:
             dims = [int(self._tables[table]["dim"]) for table in tables]
-            binding = ops.Binding(self._native, tables, [pooling] * len(tables), dims)
+            binding = ops.Binding(
+                self._native, tables, [pooling] * len(tables), dims, observer=self._observer
+            )
             self._bindings[key] = binding
         return binding
 
@@ -437,6 +442,29 @@ class Snapshot:
         }
         self._native.record(options)
         return paths
+
+    def report(self, queries: str | os.PathLike[str] | None = None) -> Report:
+        """Returns what the snapshot does, to be shown in a notebook or saved as a page.
+
+        Memory by part against the budget, what rows were answered from, reads over time, the
+        tables, and what half and double the budget would bring.
+
+        Args:
+            queries: The folder that was given to :meth:`record`, or to ``tierbed serve --record``:
+                its queries are replayed through caches of other sizes.
+
+        Raises:
+            InvalidError: The folder holds no logs of the tables of this snapshot.
+
+        Examples:
+            >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
+            >>> with tb.Snapshot.open("snapshot", dram_budget="16MiB") as snapshot:
+            ...     snapshot.report().save("report.html")
+        """
+        # Few programs make reports.
+        from tierbed.report.of_snapshot import report_of_snapshot
+
+        return report_of_snapshot(self, self._observer, queries)
 
     def close(self) -> None:
         """Gives back memory and files."""

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -37,11 +37,12 @@ from tierbed.placement.files import (
     table_codecs,
     table_heads,
 )
+from tierbed.report.observer import Observer
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
 from tierbed.train.background import Request, publish_async
-from tierbed.train.stats import OrderState, StoreStats
-from tierbed.train.store_optimizers import StoreOptimizers
+from tierbed.train.stats import OrderState
+from tierbed.train.store_reports import StoreReports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,7 +73,7 @@ RNG = "rng.pt"
 Progress = Callable[[int, int], None]
 
 
-class Store(StoreOptimizers):
+class Store(StoreReports):
     """The tables of a training run. Made by :meth:`open`; also a context manager.
 
     Args:
@@ -117,6 +118,7 @@ class Store(StoreOptimizers):
         self._is_open = True
         self._told_scans = False
         self._may_leave_plan = True
+        self._observer = Observer(native, path)
 
     @classmethod
     def open(
@@ -223,6 +225,8 @@ class Store(StoreOptimizers):
         store = cls(native, folder, seed, order if has_choice else "window")
         insists = on_mismatch is None and (order == "forward" or (shards or 1) > 1)
         store._may_leave_plan = on_mismatch != "error" and not insists
+        if read_only:
+            store._observer = None
         opened.note(store, only_reads=read_only)
         return store
 
@@ -253,11 +257,6 @@ class Store(StoreOptimizers):
     def native(self) -> NativeStore:
         """The engine's store, for collections."""
         return self._native
-
-    @property
-    def path(self) -> str | None:
-        """The folder, or None in memory."""
-        return self._path
 
     @property
     def seed(self) -> int:
@@ -722,18 +721,17 @@ class Store(StoreOptimizers):
         """
         return self._native.verify()
 
-    def stats(self) -> StoreStats:
-        """Returns counters of the store, its buffer, its budget and the disk."""
-        stats: Any = self._native.stats()
-        return cast("StoreStats", stats)
-
     def close(self) -> None:
         """Gives back memory and the folder; what was not checkpointed is lost.
 
         A forked child, where the store is its parent's, closes nothing.
         """
-        self._native.close()
-        self._is_open = False
+        try:
+            if self._is_open and self._observer is not None:
+                self._observer.close()
+        finally:
+            self._native.close()
+            self._is_open = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # A model may have its store as an attribute; its copy reads the same rows.
