@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
+import notebooks
 import reference
 import results
 from mkdocs.structure.files import File, Files
@@ -53,6 +54,7 @@ def on_files(files: Files, config: Any) -> Files:
             text = (REPOSITORY / name).read_text(encoding="utf-8")
             files.append(File.generated(config, path, content=text))
     pages = reference.python_pages()
+    pages |= notebooks.pages()
     pages["reference/cli.md"] = reference.cli_page()
     pages["reference/errors.md"] = reference.errors_page()
     pages["reference/statistics.md"] = reference.statistics_page()
@@ -99,6 +101,8 @@ def _link(found: re.Match[str], origin: str, path: str) -> str:
         there = ROOT_DOCUMENTS[aim]
     elif aim in SOURCES:
         there = SOURCES[aim]
+    elif aim.startswith("examples/notebooks/") and aim.endswith(".ipynb"):
+        there = notebooks.place_of(Path(aim))
     elif aim.startswith("docs/results/data/"):
         there = f"results/{Path(aim).stem}.md"
     elif aim.startswith("docs/") and Path(aim).suffix:
