@@ -1,7 +1,8 @@
 //! File of options in TOML, below the environment and the command line.
 //!
 //! Each key is checked alone, as if it stood on the command line, so that an error names its line.
-//! Values that fit become the defaults of the whole.
+//! Values that fit become the defaults of the whole. A file of `tierbed train --config` has them in
+//! the section `[serve]`, beside those of other commands.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,6 +18,12 @@ use crate::options::Options;
 const BYTES_MAX: u64 = 1 << 20;
 /// What cannot stand in a file.
 const ONLY_SPOKEN: [&str; 2] = ["config", "print_config"];
+/// The section of a server, in a file of several commands.
+const SECTION: &str = "serve";
+/// Sections of other commands, which check them.
+const OTHER_SECTIONS: [&str; 6] = ["data", "eval", "plan", "publish", "store", "train"];
+/// Keys of the section that only `tierbed serve` has: of torch.
+const OF_TORCH: [&str; 2] = ["predict", "threads"];
 
 /// Something is set wrongly.
 #[derive(Debug)]
@@ -144,16 +151,45 @@ fn parse(text: &str) -> tierbed_core::Result<Vec<Value>> {
     let mut values: Vec<Value> = Vec::new();
     for (key, value) in table.into_inner() {
         let line = line_of(key.span().start);
-        let words = spelled(value.get_ref()).ok_or_else(|| {
-            Error::invalid("an option has a value of a kind that none takes")
-                .with("line", line)
-                .with("option", key.get_ref())
-                .with("found", value.get_ref().type_str())
-                .with("remedy", "write a text, a number, true or false, or a list of texts")
-        })?;
-        values.push(checked(key.get_ref(), words).map_err(|error| error.with("line", line))?);
+        match value.into_inner() {
+            DeValue::Table(keys) if key.get_ref() == SECTION => {
+                for (key, value) in keys {
+                    if !OF_TORCH.contains(&key.get_ref().as_ref()) {
+                        let line = line_of(key.span().start);
+                        add(&mut values, key.get_ref(), value.get_ref(), line)?;
+                    }
+                }
+            }
+            DeValue::Table(_) if OTHER_SECTIONS.contains(&key.get_ref().as_ref()) => {}
+            value => add(&mut values, key.get_ref(), &value, line)?,
+        }
     }
     Ok(values)
+}
+
+/// Adds an option of the file, checked.
+fn add(
+    values: &mut Vec<Value>,
+    key: &str,
+    value: &DeValue<'_>,
+    line: usize,
+) -> tierbed_core::Result<()> {
+    let words = spelled(value).ok_or_else(|| {
+        Error::invalid("an option has a value of a kind that none takes")
+            .with("line", line)
+            .with("option", key)
+            .with("found", value.type_str())
+            .with("remedy", "write a text, a number, true or false, or a list of texts")
+    })?;
+    let value = checked(key, words).map_err(|error| error.with("line", line))?;
+    if values.iter().any(|other| other.id == value.id) {
+        return Err(Error::invalid("an option stands above the sections and in one")
+            .with("line", line)
+            .with("option", key)
+            .with("remedy", "leave one out"));
+    }
+    values.push(value);
+    Ok(())
 }
 
 /// Returns the words of a value as they would stand on the command line.

@@ -83,9 +83,10 @@ options. `cargo x config` writes this page from the table in
 | environment | `TIERBED_QUEUE_MS_MAX=20` |
 | a TOML file, named by `--config FILE` | `queue-ms-max = 20` |
 
-`--print-config` prints what is in force, as such a file, and says where each value comes from. An
-unknown key of the file is refused with its line and the nearest known one. `SNAPSHOT` is the key
-`snapshot`. `tierbed serve` reads the command line only. For predictions it has two options besides:
+The keys stand alone, or in the section `[serve]` of a [run file](run-file.md). `--print-config`
+prints what is in force, as such a file, and says where each value comes from. An unknown key of the
+file is refused with its line and the nearest known one. `SNAPSHOT` is the key `snapshot`.
+`tierbed serve` takes command line and file. For predictions it has two options besides:
 `--threads`, the threads of torch for a batch, and `--predict`, `python` or `aoti`: what scores.
 
 | unit | is |

@@ -357,7 +357,7 @@ def test_generated_files_train_like_real_ones(tmp_path: Path) -> None:
         (["train", "--store", "x", "--format", "tape", "--data", "y"], "--format"),
         (["train", *SYNTHETIC, "--store", "x", "--model", "oracle"], "dlrm"),
         (["train", *SYNTHETIC, "--store", "x", "--dram-budget", "1KiB"], "minimum_bytes"),
-        (["train", *SYNTHETIC, "--store", "x", "--dram-budget", "lots"], "dram_budget"),
+        (["train", *SYNTHETIC, "--store", "x", "--dram-budget", "lots"], "--dram-budget"),
         (["train", *SYNTHETIC], "--store"),
         (["eval", "--store", "nowhere", "--data", "y"], "no training run"),
         (["publish", "--store", "nowhere", "--out", "y"], "no such folder"),

@@ -117,7 +117,7 @@ def test_the_help_has_the_texts_under_their_title(capsys: Any) -> None:
     words = " ".join(group.split())
     for expected in (
         "--oven gas|wood What it is baked in, gas or wood. [default: wood]",
-        "--flour-max <str> Most flour. [default: 3MiB]",
+        "--flour-max SIZE Most flour. [default: 3MiB]",
         "How many. [x>=1]",
         "[default: 0.25; 0.0<=x<=1.0]",
         "What is on top. [default: sesame,poppy]",

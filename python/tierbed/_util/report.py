@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["print_table", "write_json"]
+__all__ = ["print_table", "write_json", "write_text"]
 
 Row = Mapping[str, Any]
 
@@ -22,10 +22,15 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     if os.fspath(path) == "-":
         print(text)
         return
+    write_text(path, text + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes ``text``, replacing the file at once."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_text(text + "\n")
+    temporary.write_text(text)
     temporary.replace(target)
 
 

@@ -3,7 +3,8 @@
 A command takes a dataclass as one parameter, ``limits: Annotated[Limits, Fields(...)]``, and
 :func:`add` makes an option of each of its fields. Name, type, bounds, default and text are spelled
 once, with the dataclass: the text is the field's under ``Args:`` of the docstring. Options stand
-under their titles in the help.
+under their titles in the help. Of a command with a ``section`` a file sets them, too
+(:mod:`tierbed.cli.configuration`).
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from tierbed._util.bytes import parse_bytes, size_text
-from tierbed.cli.options import numbers, words
-from tierbed.config.words import Range
+from tierbed._util.durations import parse_seconds
+from tierbed.cli.configuration import ConfigFile, PrintConfig, effective, optional_params
+from tierbed.cli.settings import Effective, Key, Kind, Reader, Setting, numbers, words
+from tierbed.config.words import Range, Unit
 
 __all__ = ["Fields", "add"]
+
+Extra = TypeVar("Extra")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +43,33 @@ class Fields:
         skip: Fields that are no options, and keep their defaults.
         names: Options that are not called like their field.
         defaults: Defaults that are not those of the dataclass.
+        section: Where a file has them; None: where it has the command's own.
+        sections: Where a file has single fields.
     """
 
     title: str = "Options"
     skip: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    section: str | None = None
+    sections: Mapping[str, str] = field(default_factory=dict)
 
 
-Reader = Callable[[Any], Any]
+@dataclass(frozen=True)
+class _Option:
+    """A parameter of a command, and what it is in a file."""
+
+    parameter: inspect.Parameter
+    setting: Setting
 
 
 def add(
-    app: typer.Typer, name: str, command: Callable[..., None], short_help: str | None = None
+    app: typer.Typer,
+    name: str,
+    command: Callable[..., None],
+    short_help: str | None = None,
+    *,
+    section: str | None = None,
 ) -> None:
     """Adds a command whose parameters may be dataclasses, annotated with :class:`Fields`.
 
@@ -59,27 +78,44 @@ def add(
         name: What it is called.
         command: What it does.
         short_help: What the list of commands says; by default the beginning of its docstring.
+        section: Where a file has its own options; None: it reads no file.
     """
     hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    readers: dict[str, tuple[type, dict[str, Reader]]] = {}
+    options: list[_Option] = []
+    groups: dict[str, tuple[type, list[Setting]]] = {}
+    told: list[str] = []
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
         kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         fields = next((extra for extra in extras if isinstance(extra, Fields)), None)
-        if fields is None:
-            parameters.append(_keyword(parameter.name, parameter.default, hint))
-            continue
-        options = _options(kind, fields)
-        parameters += [option for option, _ in options]
-        readers[parameter.name] = kind, {option.name: read for option, read in options}
+        if kind is Effective:
+            told.append(parameter.name)
+        elif fields is None:
+            options.append(_plain(parameter, hint, section))
+        else:
+            of_fields = _options(kind, replace(fields, section=fields.section or section))
+            options += of_fields
+            groups[parameter.name] = kind, [option.setting for option in of_fields]
 
-    def run(**given: Any) -> None:
-        for group, (kind, of_field) in readers.items():
-            values = {name: read(given.pop(name)) for name, read in of_field.items()}
-            given[group] = kind(**values)
-        command(**given)
+    def run(context: typer.Context, **given: Any) -> None:
+        values = {s.name: s.read(given[s.name]) for s in (option.setting for option in options)}
+        for group, (kind, settings) in groups.items():
+            values[group] = kind(**{setting.name: values.pop(setting.name) for setting in settings})
+        if section is not None:
+            text = effective(context, given)
+            if given["print_config"]:
+                typer.echo(text, nl=False)
+                return
+            values.update(dict.fromkeys(told, Effective(text)))
+        command(**values)
 
+    parameters = [_keyword("context", inspect.Parameter.empty, typer.Context)]
+    parameters += [option.parameter for option in options]
+    if section is not None:
+        parameters.append(_keyword("config", None, ConfigFile))
+        parameters.append(_keyword("print_config", False, PrintConfig))
+        settings = [option.setting for option in options if option.setting.section]
+        vars(run)["settings"] = settings
     run.__doc__ = command.__doc__
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -88,6 +124,16 @@ def add(
 
 class _Grouped(TyperCommand):
     """A command whose help has a section for each title."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the words; where they ask for what is set, nothing must be given."""
+        optional_params(ctx, super().get_params(ctx), args)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the options."""
+        params: list[Any] = optional_params(ctx, super().get_params(ctx))
+        return params
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the sections, in the order of their first options."""
@@ -107,36 +153,120 @@ def _keyword(name: str, default: Any, hint: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _options(kind: Any, fields: Fields) -> list[tuple[inspect.Parameter, Reader]]:
-    """Returns the options of the fields of ``kind``, and what makes a field of each."""
-    hints, bounds = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+def _plain(parameter: inspect.Parameter, hint: Any, section: str | None) -> _Option:
+    """Returns the option of a parameter that is no dataclass."""
+    key = _extra(hint, Key) or Key(section)
+    info = _extra(hint, typer.models.ParameterInfo)
+    declared = getattr(info, "param_decls", None) or (getattr(info, "default", None),)
+    flag = next((word for word in declared if str(word).startswith("--")), None)
+    flag = parameter.name.upper() if flag is None else flag.partition("/")[0]
+    setting = Setting(
+        section=key.section or "",
+        key=key.name or flag.removeprefix("--").lower(),
+        name=parameter.name,
+        flag=flag,
+        kind=_kind_of(hint),
+        is_by_comma=False,
+        read=_reader(hint, flag),
+        text=getattr(info, "help", None) or "",
+    )
+    return _Option(_keyword(parameter.name, parameter.default, hint), setting)
+
+
+def _options(kind: Any, fields: Fields) -> list[_Option]:
+    """Returns the options of the fields of ``kind``."""
+    hints, full_hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     texts = _texts(kind)
-    annotated: Any = Annotated
-    options: list[tuple[inspect.Parameter, Reader]] = []
+    found = []
     for one in dataclasses.fields(kind):
-        if one.name in fields.skip:
-            continue
-        hint, default = hints[one.name], fields.defaults.get(one.name, one.default)
-        parts = one.name.split("_")
-        name = fields.names.get(one.name, "-".join(part for part in parts if part != "bytes"))
-        flag = f"--{name}"
-        read: Reader = _as_it_is
-        if "bytes" in parts:
-            hint, default, read = str, size_text(default), _size_of(flag)
-        elif get_origin(hint) is tuple:
-            read = _list_of(get_args(hint)[0], flag)
-            hint, default = str, ",".join(str(value) for value in default)
-        bound = None if hint is str else _range_of(bounds[one.name])
-        info = typer.Option(
-            flag,
-            metavar=_choices(hint),
-            min=None if bound is None else bound.least,
-            max=None if bound is None else bound.most,
-            help=texts.get(one.name),
-            rich_help_panel=fields.title,
-        )
-        options.append((_keyword(one.name, default, annotated[hint, info]), read))
-    return options
+        if one.name not in fields.skip:
+            default = fields.defaults.get(one.name, one.default)
+            text = texts.get(one.name)
+            field_ = _Field(one.name, hints[one.name], full_hints[one.name], default, text)
+            found.append(_option(field_, fields))
+    return found
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of a dataclass: its type without and with annotations, default and text."""
+
+    name: str
+    hint: Any
+    full_hint: Any
+    default: Any
+    text: str | None
+
+
+def _option(one: _Field, fields: Fields) -> _Option:
+    hint, default, parts = one.hint, one.default, one.name.split("_")
+    name = fields.names.get(one.name, "-".join(part for part in parts if part != "bytes"))
+    flag, takes = f"--{name.partition('/')[0]}", _kind_of(one.full_hint)
+    read, metavar = _reader(one.full_hint, flag), _choices(hint)
+    is_by_comma = takes == "list" and get_origin(hint) is not list
+    bound = _extra(one.full_hint, Range)
+    if "bytes" in parts:
+        hint, default, takes, bound = str, size_text(default), "size", None
+        read = _size_of(flag)
+    elif get_origin(hint) is tuple:
+        read = _list_of(get_args(hint)[0], flag)
+        hint, default = str, ",".join(str(value) for value in default)
+    if takes == "flag" and "/" not in name and fields.section is not None:
+        name += f"/--no-{name}"
+    annotated: Any = Annotated
+    info = typer.Option(
+        f"--{name}",
+        metavar="SIZE" if takes == "size" else metavar,
+        min=None if bound is None else bound.least,
+        max=None if bound is None else bound.most,
+        help=one.text,
+        rich_help_panel=fields.title,
+    )
+    setting = Setting(
+        section=fields.sections.get(one.name, fields.section or ""),
+        key=flag.removeprefix("--"),
+        name=one.name,
+        flag=flag,
+        kind=takes,
+        is_by_comma=is_by_comma,
+        read=read,
+        text=one.text or "",
+    )
+    return _Option(_keyword(one.name, default, annotated[hint, info]), setting)
+
+
+def _kind_of(hint: Any) -> Kind:
+    """Returns what an option of a type takes."""
+    unit = _extra(hint, Unit)
+    if unit is not None:
+        return unit.name
+    if get_origin(hint) in (list, tuple):
+        return "list"
+    kinds: dict[Any, Kind] = {bool: "flag", int: "whole", float: "number"}
+    if hint in kinds:
+        return kinds[hint]
+    # Of a union, or of a type with annotations.
+    members = () if get_origin(hint) is Literal else get_args(hint)
+    found = (_kind_of(member) for member in members if isinstance(member, type) or get_args(member))
+    return next((kind for kind in found if kind != "text"), "text")
+
+
+def _reader(hint: Any, flag: str) -> Reader:
+    """Returns what checks a text that has a unit, and leaves all others as they are."""
+    unit = _extra(hint, Unit)
+    checks: dict[str, Callable[[str, str], Any]] = {
+        "size": parse_bytes,
+        "seconds": parse_seconds,
+    }
+    if unit is None or unit.name not in checks:
+        return _as_it_is
+
+    def read(text: str | None) -> str | None:
+        if text is not None:
+            checks[unit.name](text, flag)
+        return text
+
+    return read
 
 
 def _texts(kind: type) -> dict[str, str]:
@@ -154,12 +284,13 @@ def _choices(hint: Any) -> str | None:
     return "|".join(get_args(literals[0])) if literals else None
 
 
-def _range_of(hint: Any) -> Range | None:
-    """Returns the bounds in the annotations of a type, or of a member of a union."""
-    for extra in getattr(hint, "__metadata__", ()):
-        if isinstance(extra, Range):
-            return extra
-    return next((found for part in get_args(hint) if (found := _range_of(part))), None)
+def _extra(hint: Any, kind: type[Extra]) -> Extra | None:
+    """Returns what the annotations of a type, or of a member of a union, have of a kind."""
+    found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kind)]
+    if found:
+        return found[-1]
+    inner = (_extra(part, kind) for part in get_args(hint))
+    return next((one for one in inner if one is not None), None)
 
 
 def _size_of(flag: str) -> Reader:

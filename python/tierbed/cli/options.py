@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from tierbed._util.report import print_table, write_json
+from tierbed.cli.settings import Key
 from tierbed.config import words as closed
 from tierbed.errors import InvalidError
 
-Number = TypeVar("Number", int, float)
-
 DramBudget = Annotated[
-    str, typer.Option("--dram-budget", help="Memory for everything the store keeps: 16MiB, 4GiB.")
+    closed.SizeText,
+    Key("store"),
+    typer.Option(
+        "--dram-budget",
+        metavar="SIZE",
+        help="Memory for everything the store keeps: 16MiB, 4GiB.",
+    ),
 ]
 JsonOut = Annotated[
-    Path | None, typer.Option("--json", help="Write the result as JSON here; - is the screen.")
+    Path | None,
+    Key(None),
+    typer.Option("--json", help="Write the result as JSON here; - is the screen."),
 ]
 Threads = Annotated[
     int,
@@ -26,6 +32,7 @@ Threads = Annotated[
 ]
 Data = Annotated[
     list[Path] | None,
+    Key("data", "paths"),
     typer.Option("--data", help="File of samples, plain or compressed; repeat for several."),
 ]
 Codec = Annotated[
@@ -34,6 +41,7 @@ Codec = Annotated[
 ]
 HeadRows = Annotated[
     str | None,
+    closed.Unit("rows"),
     typer.Option(
         "--head-rows",
         metavar="ROWS",
@@ -50,19 +58,6 @@ LogFormat = Annotated[
 def shows_tables(json_path: Path | None) -> bool:
     """Whether the screen is for tables: not when it is where JSON goes."""
     return json_path is None or str(json_path) != "-"
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Splits at commas; blanks around words and empty words do not count."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Reads numbers with commas between; a text that holds others is an error naming ``option``."""
-    try:
-        return tuple(kind(word) for word in words(text))
-    except ValueError as error:
-        raise InvalidError(f"{option} must be numbers with commas between, not {text!r}") from error
 
 
 def pairs(option: str, given: list[str]) -> dict[str, str]:

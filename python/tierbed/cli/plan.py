@@ -22,6 +22,7 @@ from tierbed.cli.run_options import (
     tell,
     with_files,
 )
+from tierbed.cli.settings import Key
 from tierbed.cli.stop import StopSignal
 from tierbed.data.source import DataOptions, open_source
 from tierbed.errors import InvalidError
@@ -37,7 +38,9 @@ def plan(
     *,
     data: Data = None,
     source_options: Annotated[
-        DataOptions, replace(DATA, defaults={**DATA.defaults, "samples": SAMPLES})
+        DataOptions,
+        # Those of the run are more than a rehearsal needs.
+        replace(DATA, defaults={**DATA.defaults, "samples": SAMPLES}, sections={"samples": "plan"}),
     ],
     batch_size: StepSamples = None,
     options: Annotated[
@@ -45,12 +48,13 @@ def plan(
         # Learning rates change no need.
         Fields(
             title="Training",
+            section="train",
             skip=("batch_size", "epochs", "lr", "dense_lr"),
             names={"embedding_dim": "dim"},
         ),
     ],
     tables: Tables,
-    threads: Threads = 1,
+    threads: Annotated[Threads, Key("train")] = 1,
     scratch: Annotated[
         Path | None,
         typer.Option("--scratch", help="An existing folder on the disk to ask about."),
@@ -93,4 +97,4 @@ def plan(
 
 def register(app: typer.Typer) -> None:
     """Adds the verb of this file."""
-    add(app, "plan", plan, "Rehearse training: memory, disk and I/O that it needs.")
+    add(app, "plan", plan, "Rehearse training: memory, disk and I/O that it needs.", section="plan")

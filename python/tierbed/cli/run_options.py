@@ -10,16 +10,20 @@ from typing import Annotated, Any
 import typer
 
 from tierbed.cli.fields import Fields
+from tierbed.cli.settings import Key
 from tierbed.config.io import IoOptions
-from tierbed.config.words import Backend, IoEngine, OnMismatch, Order, Positive
+from tierbed.config.words import Backend, IoEngine, OnMismatch, Order, Positive, SizeText
 from tierbed.data.source import DataOptions, Source
 from tierbed.recipes.run import Run, TrainOptions, auto_batch_size
 
 VOCABULARY = "vocabulary"
+#: What was set when the run was started last, for `--config`.
+CONFIGURATION = "config.toml"
 
-RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
+RunFolder = Annotated[Path, Key("store", "path"), typer.Option("--store", help="The run's folder.")]
 StepSamples = Annotated[
     int | None,
+    Key("train"),
     typer.Option(
         "--batch-size",
         min=1,
@@ -30,6 +34,7 @@ StepSamples = Annotated[
 #: The seed is that of the training; paths are options of their own.
 DATA = Fields(
     title="Data",
+    section="data",
     skip=("paths", "seed", "first_sample"),
     names={"eval_share": "eval-last"},
     defaults={"eval_share": 0.2},
@@ -50,12 +55,12 @@ class StoreArguments:
         shards: New run: parts that train at the same time.
     """
 
-    dram_budget: str = "1GiB"
+    dram_budget: SizeText = "1GiB"
     order: Order = "auto"
     on_mismatch: OnMismatch | None = None
     backend: Backend | None = None
     io_engine: IoEngine = "auto"
-    disk_quota: str | None = None
+    disk_quota: SizeText | None = None
     shards: Positive | None = None
 
     def of_store(self) -> dict[str, Any]:
@@ -65,7 +70,7 @@ class StoreArguments:
         return given
 
 
-Tables = Annotated[StoreArguments, Fields(title="Store")]
+Tables = Annotated[StoreArguments, Fields(title="Store", section="store")]
 
 
 def with_files(options: DataOptions, data: list[Path] | None, seed: int) -> DataOptions:

@@ -17,11 +17,22 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from tierbed._util.durations import parse_seconds
 from tierbed._util.report import write_json
 from tierbed.cli.fields import Fields, add
-from tierbed.cli.options import DramBudget, JsonOut, Threads, shows_tables, words
+from tierbed.cli.options import DramBudget, JsonOut, Threads, shows_tables
+from tierbed.cli.settings import words
 from tierbed.config.io import IoOptions
-from tierbed.config.words import IoEngine, MissMode, Pooling, SnapshotBackend
+from tierbed.config.words import (
+    IoEngine,
+    MissMode,
+    Pooling,
+    SecondsText,
+    Share,
+    SizeText,
+    SnapshotBackend,
+    WordsText,
+)
 from tierbed.errors import InvalidError, IoError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.serve.cache import CacheOptions
@@ -51,10 +62,10 @@ class Reading:
         refresh: Tables, by comma, whose approximate answers are followed by a read; all: every.
     """
 
-    dram_budget: str = "256MiB"
+    dram_budget: SizeText = "256MiB"
     backend: SnapshotBackend = "direct"
     io_engine: IoEngine = "auto"
-    cache: str = "lru"
+    cache: WordsText = "lru"
     resident: Path | None = None
     neighbours: Path | None = None
     misses: MissMode = "read"
@@ -92,7 +103,7 @@ class Recording:
 
     record: Path | None = None
     record_tables: list[str] | None = None
-    record_sample: float = 1.0
+    record_sample: Share = 1.0
     record_bytes_max: int = 1 << 30
 
     def begin(self, snapshot: Snapshot) -> None:
@@ -120,9 +131,9 @@ class Followed:
     """
 
     local: Path | None = None
-    poll: str = "2s"
-    sync_bandwidth: str | None = None
-    swap_share: float = 0.1
+    poll: SecondsText = "2s"
+    sync_bandwidth: SizeText | None = None
+    swap_share: Share = 0.1
 
     def follow(self, place: str, reading: Reading, recording: Recording) -> Follow | None:
         """Returns what to follow; None where ``place`` is a folder."""
@@ -219,14 +230,14 @@ def serve(
         ),
     ],
     drain_delay: Annotated[
-        float,
+        SecondsText,
         typer.Option(
             "--drain-delay",
-            min=0,
+            metavar="SECONDS",
             help="After SIGTERM, seconds for balancers to see that the server is not ready; a "
             "second signal ends them.",
         ),
-    ] = 5.0,
+    ] = "5",
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
     torch.set_num_threads(threads)
@@ -249,7 +260,7 @@ def serve(
             if signals.takes_change():
                 server.reload()
         server.drain()
-        closes_s = time.monotonic() + drain_delay
+        closes_s = time.monotonic() + parse_seconds(drain_delay)
         while not signals.is_urgent and time.monotonic() < closes_s and not server.wait(0.2):
             if signals.takes_change():
                 server.reload()
@@ -353,5 +364,5 @@ def ask(url: str, route: str, request: dict[str, Any] | None = None) -> Any:
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
-    add(app, "serve", serve)
+    add(app, "serve", serve, section="serve")
     add(app, "lookup", lookup)

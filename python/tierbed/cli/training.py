@@ -11,10 +11,12 @@ import torch
 import typer
 
 from tierbed._util.progress import Progress
+from tierbed._util.report import write_text
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.folders import tables_folder
 from tierbed.cli.options import Codec, Data, DramBudget, HeadRows, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
+    CONFIGURATION,
     DATA,
     VOCABULARY,
     RunFolder,
@@ -24,6 +26,7 @@ from tierbed.cli.run_options import (
     tell,
     with_files,
 )
+from tierbed.cli.settings import Effective, Key
 from tierbed.cli.stop import StopSignal
 from tierbed.config.words import DataFormat
 from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
@@ -44,7 +47,12 @@ def train(
     batch_size: StepSamples = None,
     options: Annotated[
         TrainOptions,
-        Fields(title="Training", skip=("batch_size",), names={"embedding_dim": "dim"}),
+        Fields(
+            title="Training",
+            section="train",
+            skip=("batch_size",),
+            names={"embedding_dim": "dim"},
+        ),
     ],
     tables: Tables,
     threads: Threads = 1,
@@ -53,6 +61,7 @@ def train(
         typer.Option("--report", help="Write a page here: memory, reads, other budgets."),
     ] = None,
     json_path: JsonOut = None,
+    effective: Effective,
 ) -> None:
     """Train a click model whose tables live in a store; started again, it continues."""
     torch.set_num_threads(threads)
@@ -62,6 +71,7 @@ def train(
             source = open_source(given, store / VOCABULARY)
             run = open_run(store, source, options, batch_size, tables)
             closing.enter_context(contextlib.closing(run))
+            write_text(store / CONFIGURATION, effective.text)
             if run.resumed_from_step is not None:
                 tell(f"continuing at step {run.resumed_from_step}")
             if report is not None:
@@ -96,7 +106,7 @@ def _result_of(run: Run, trained: dict[str, Any]) -> dict[str, Any]:
 
 def eval_(
     store: RunFolder,
-    data: Data = None,
+    data: Annotated[Data, Key("eval", "paths")] = None,
     data_format: Annotated[
         DataFormat | None, typer.Option("--format", help="By default that of the training.")
     ] = None,
@@ -158,11 +168,17 @@ def publish(
     ] = "canary",
     delta: Annotated[
         bool,
-        typer.Option("--delta", help="With --to: only what differs from the channel's version."),
+        typer.Option(
+            "--delta/--no-delta",
+            help="With --to: only what differs from the channel's version.",
+        ),
     ] = False,
     compiled: Annotated[
         bool,
-        typer.Option("--compiled", help="Compile the model too, for servers with --predict aoti."),
+        typer.Option(
+            "--compiled/--no-compiled",
+            help="Compile the model too, for servers with --predict aoti.",
+        ),
     ] = False,
     codec: Codec = None,
     head_rows: HeadRows = None,
@@ -225,6 +241,6 @@ def publish(
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
-    add(app, "train", train, "Train a click model; started again, it goes on.")
-    add(app, "eval", eval_)
-    add(app, "publish", publish, "Write a serving snapshot of a model or store.")
+    add(app, "train", train, "Train a click model; started again, it goes on.", section="train")
+    add(app, "eval", eval_, section="eval")
+    add(app, "publish", publish, "Write a serving snapshot of a model or store.", section="publish")

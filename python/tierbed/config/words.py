@@ -52,8 +52,25 @@ class Range:
     most: float | None = None
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What a text says, as an annotation. Files may write a number in its place.
+
+    Args:
+        name: ``size`` of bytes, ``seconds``, ``rows``: a number or a share, or ``list`` of words
+            with commas between.
+    """
+
+    name: Literal["size", "seconds", "rows", "list"]
+
+
 Positive = Annotated[int, Range(1)]
 NotNegative = Annotated[int, Range(0)]
+Rate = Annotated[float, Range(0.0)]
+SecondsText = Annotated[str, Unit("seconds")]
+Share = Annotated[float, Range(0.0, 1.0)]
+SizeText = Annotated[str, Unit("size")]
+WordsText = Annotated[str, Unit("list")]
 
 
 def check_word(name: str, value: object, words: Any) -> None:

@@ -24,7 +24,7 @@ from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed._util.report import write_json
 from tierbed.config.optim import OPTIMIZERS
-from tierbed.config.words import ModelKind, NotNegative, OptimizerKind, Positive
+from tierbed.config.words import ModelKind, NotNegative, OptimizerKind, Positive, Rate
 from tierbed.data.batch import Batch
 from tierbed.data.order import BatchOrder, fingerprint
 from tierbed.data.source import Source
@@ -64,8 +64,8 @@ class TrainOptions:
     batch_size: Positive = 128
     epochs: Positive = 1
     optimizer: OptimizerKind = "adagrad"
-    lr: float = 0.02
-    dense_lr: float = 0.002
+    lr: Rate = 0.02
+    dense_lr: Rate = 0.002
     seed: int = 0
     window: NotNegative = 32
     checkpoint_steps: NotNegative = 0

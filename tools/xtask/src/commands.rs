@@ -37,11 +37,13 @@ pub(crate) fn docs() -> Result<(), String> {
     tidy::run_docs(&root())
 }
 
-/// Writes the reference of a server's settings: the test that compares it with the table does.
+/// Writes the references of settings, of a server and of a run: the tests that compare them do.
 pub(crate) fn config() -> Result<(), String> {
     let environment = [("TIERBED_WRITE_REFERENCE", "1".to_owned())];
     let tests = ["-p", "tierbed-server", "--test", "configuration", "the_reference"];
-    cargo(&[&["test", "--locked", "--quiet"], &tests[..]].concat(), &environment)
+    cargo(&[&["test", "--locked", "--quiet"], &tests[..]].concat(), &environment)?;
+    let of_a_run = ["-m", "pytest", "-q", "python/tests/cli/test_run_file_page.py"];
+    run("python", ".venv/bin/python", &of_a_run, &environment)
 }
 
 /// Everything above, cheapest first.
@@ -140,8 +142,18 @@ fn fresh_seed() -> u64 {
 }
 
 fn cargo(arguments: &[&str], environment: &[(&str, String)]) -> Result<(), String> {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let shown = format!("cargo {}", arguments.join(" "));
+    let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    run("cargo", &program, arguments, environment)
+}
+
+/// Runs a program in the repository's root, and shows it as `name`.
+fn run(
+    name: &str,
+    program: &str,
+    arguments: &[&str],
+    environment: &[(&str, String)],
+) -> Result<(), String> {
+    let shown = format!("{name} {}", arguments.join(" "));
     println!("$ {shown}");
     let status = Command::new(program)
         .current_dir(root())

@@ -18,7 +18,7 @@ cargo x <command>
                       counted, --set lowers the ceilings that tidy checks
   sim [--seed N] [--rounds N]
                       seeded simulations of faulty disks; a seed replays one run
-  config              write docs/reference/configuration.md from the server's options
+  config              write configuration.md and run-file.md of docs/reference from the options
   docs                Rust API reference, then the link checks of tidy
   ci                  check, test, sim, docs, in this order
 ";

@@ -55,6 +55,25 @@ fn a_value_that_does_not_fit_is_refused_with_its_line_and_what_would() {
 }
 
 #[test]
+fn a_file_of_several_commands_has_a_section_for_a_server() {
+    let run = "queue-ms-max = 20\n[train]\nepochs = 2\n[store]\npath = \"run\"\n\
+               [serve]\nthreads = 2\nidle-ms-max = 30\n";
+    let values = parse(run).unwrap();
+    let ids: Vec<&str> = values.iter().map(|value| value.id.as_str()).collect();
+    assert_eq!(ids.len(), 2, "{ids:?}");
+    assert!(ids.contains(&"queue_ms_max") && ids.contains(&"idle_ms_max"), "{ids:?}");
+    let told = refused("[train]\nepochs = 2\n\n[serve]\nqueue-ms = 20\n");
+    assert!(told.contains("line: 5") && told.contains("remedy: write queue-ms-max"), "{told}");
+    let told = refused("[sevre]\nqueue-ms-max = 20\n");
+    assert!(told.contains("line: 1") && told.contains("option: sevre"), "{told}");
+    let told = refused("slow-ms = 1\n[serve]\nslow-ms = 2\n");
+    assert!(told.contains("option: slow-ms") && told.contains("remedy: leave one out"), "{told}");
+    assert_eq!(parse("[serve]\nslow-ms = 2\n").unwrap().len(), 1);
+    let told = refused("threads = 2\n");
+    assert!(told.contains("does not know"), "{told}");
+}
+
+#[test]
 fn what_is_no_toml_is_refused_with_its_line() {
     let told = refused("address = \"127.0.0.1:0\"\nqueue-ms-max\n");
     assert!(told.contains("line: 2") && told.contains("no TOML"), "{told}");

@@ -11,7 +11,8 @@ import typer
 
 from tierbed._util.bytes import parse_bytes
 from tierbed.cli.fields import Fields, add
-from tierbed.cli.options import JsonOut, numbers, words
+from tierbed.cli.options import JsonOut
+from tierbed.cli.settings import numbers, words
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.examples import ExamplesOptions, run_examples
 from tierbed_bench.exchange import ExchangeOptions, run_exchange
