@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -35,14 +34,6 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "tierbed", "--version"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, f"tierbed {tb.__version__}\n")
-
-
-def test_a_shell_completes_commands() -> None:
-    asked = {"_TIERBED_COMPLETE": "complete_bash", "COMP_WORDS": "tierbed ver", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tierbed"], capture_output=True, text=True, env=os.environ | asked
-    )
-    assert done.stdout.split() == ["verify"]
 
 
 @pytest.mark.parametrize("command", [(), ("train",), ("sim",), ("sim", "cache"), ("bench",)])
@@ -84,6 +75,16 @@ def test_choices_are_listed(
     )
     assert listed is not None
     assert sorted(listed[1].split("|")) == sorted(known)
+
+
+def test_a_quiet_command_says_only_the_result(tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("tierbed_bench")
+    arguments = ["train", "--format", "synthetic", "--samples", "300", "--dram-budget", "32MiB"]
+    for quiet in ([], ["-q"]):
+        assert main([*arguments, "--store", str(tmp_path / str(len(quiet))), *quiet]) == 0
+        out, err = capsys.readouterr()
+        assert "samples per s" in out
+        assert ("checkpoint at step" in err) == (quiet == [])
 
 
 def test_a_seed_is_printed_as_it_is_given(capsys: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["Progress"]
 
@@ -21,6 +21,9 @@ class Progress:
         total: Units in all; None when unknown.
         unit: What is counted.
     """
+
+    #: No bar is shown, wherever the output goes.
+    is_quiet: ClassVar[bool] = False
 
     def __init__(self, what: str, total: int | None, unit: str = "rows") -> None:
         self.what = what
@@ -50,7 +53,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self.started_s = time.perf_counter()
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self.is_quiet:
             # `import tierbed` loads this file, and rich takes longer than the bar is worth.
             from rich import console, progress
 

@@ -57,9 +57,10 @@ def print_table(title: str, rows: Sequence[Row], columns: Sequence[str] | None =
         table.add_column(name.replace("_", " "), justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*(_cell(row.get(name, ""), name, row) for name in names))
-    console = Console()
+    # Names and paths may have brackets, which are no markup.
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=200)
+        console = Console(markup=False, emoji=False, width=200)
     console.print(table)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from tierbed._native import version
-from tierbed.cli import folders, lab, models, place, plan, serving, tables, top, training
+from tierbed.cli import doctor, folders, lab, models, place, plan, serving, tables, top, training
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["app", "main", "run"]
@@ -51,7 +51,7 @@ def _tierbed(
 
 @functools.cache
 def _register() -> None:
-    for module in (training, plan, serving, top, models, folders, tables, place, lab):
+    for module in (training, plan, serving, top, models, folders, tables, place, doctor, lab):
         module.register(app)
 
 

@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 
 from tierbed._util.bytes import parse_bytes, size_text
 from tierbed._util.durations import parse_seconds
+from tierbed._util.progress import Progress
 from tierbed.cli.configuration import ConfigFile, PrintConfig, effective, optional_params
 from tierbed.cli.settings import Effective, Key, Kind, Reader, Setting, numbers, words
 from tierbed.config.words import Range, Unit
@@ -28,6 +29,9 @@ from tierbed.config.words import Range, Unit
 __all__ = ["Fields", "add"]
 
 Extra = TypeVar("Extra")
+_QUIET = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing but the result, warnings and errors.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,7 @@ def add(
             groups[parameter.name] = kind, [option.setting for option in of_fields]
 
     def run(context: typer.Context, **given: Any) -> None:
+        Progress.is_quiet = given.pop("quiet")
         values = {s.name: s.read(given[s.name]) for s in (option.setting for option in options)}
         for group, (kind, settings) in groups.items():
             values[group] = kind(**{setting.name: values.pop(setting.name) for setting in settings})
@@ -111,6 +116,7 @@ def add(
 
     parameters = [_keyword("context", inspect.Parameter.empty, typer.Context)]
     parameters += [option.parameter for option in options]
+    parameters.append(_keyword("quiet", False, _QUIET))
     if section is not None:
         parameters.append(_keyword("config", None, ConfigFile))
         parameters.append(_keyword("print_config", False, PrintConfig))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,9 +90,11 @@ def plan(
     if sample_count == given.samples and given.format != "synthetic":
         tell(f"this is a run over the first {sample_count:,} samples; --samples looks at more")
     if not needs.fits:
-        tell(
+        print(
             f"the budget is too small: at least {needs.dram_budget_bytes:,} bytes are needed, "
-            "which this was rehearsed with"
+            "which this was rehearsed with",
+            file=sys.stderr,
+            flush=True,
         )
 
 

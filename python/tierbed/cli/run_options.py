@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tierbed._util.progress import Progress
 from tierbed.cli.fields import Fields
 from tierbed.cli.settings import Key
 from tierbed.config.io import IoOptions
@@ -99,5 +100,6 @@ def open_run(
 
 
 def tell(message: str) -> None:
-    """Says something beside the result."""
-    print(message, file=sys.stderr, flush=True)
+    """Says something beside the result, unless the command is quiet."""
+    if not Progress.is_quiet:
+        print(message, file=sys.stderr, flush=True)
