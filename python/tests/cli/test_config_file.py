@@ -372,6 +372,13 @@ def test_a_run_keeps_what_was_set(tmp_path: Path, capsys: Any) -> None:
     assert main(["train", "--config", kept, "--json", "-"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["resumed_from_step"], again["train_loss"]) == (result["steps"], None)
+    # It is published by the same file.
+    published = str(tmp_path / "snapshot")
+    assert main(["publish", "--config", path, "--out", published, "--json", "-"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", published, "--json", "-"]) == 0
+    tables = json.loads(capsys.readouterr().out)["stats"]["contents"]["tables"]
+    assert {table["codec"] for table in tables} == {"int8"}
     # What does not fit the run leaves what was kept.
     assert main(["train", "--config", kept, "--dim", "4"]) == 2
     assert f"dim = 8  # {kept}" in Path(kept).read_text()

@@ -29,6 +29,14 @@ from tierbed.config.words import Range, Unit
 __all__ = ["Fields", "add"]
 
 Extra = TypeVar("Extra")
+#: What the help says that an option takes; a list of words has commas between.
+_METAVARS: dict[Kind, str] = {
+    "size": "SIZE",
+    "seconds": "TIME",
+    "whole": "N",
+    "number": "X",
+    "list": "A,B",
+}
 _QUIET = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing but the result, warnings and errors.")
 ]
@@ -209,7 +217,7 @@ def _option(one: _Field, fields: Fields) -> _Option:
     name = fields.names.get(one.name, "-".join(part for part in parts if part != "bytes"))
     flag, takes = f"--{name.partition('/')[0]}", _kind_of(one.full_hint)
     read, metavar = _reader(one.full_hint, flag), _choices(hint)
-    is_by_comma = takes == "list" and get_origin(hint) is not list
+    is_by_comma = takes == "list" and (hint is str or get_origin(hint) is tuple)
     bound = _extra(one.full_hint, Range)
     if "bytes" in parts:
         hint, default, takes, bound = str, size_text(default), "size", None
@@ -222,7 +230,7 @@ def _option(one: _Field, fields: Fields) -> _Option:
     annotated: Any = Annotated
     info = typer.Option(
         f"--{name}",
-        metavar="SIZE" if takes == "size" else metavar,
+        metavar=metavar or _METAVARS.get(takes),
         min=None if bound is None else bound.least,
         max=None if bound is None else bound.most,
         help=one.text,

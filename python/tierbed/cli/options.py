@@ -28,12 +28,19 @@ JsonOut = Annotated[
 ]
 Threads = Annotated[
     int,
-    typer.Option("--threads", min=1, help="Threads of torch; results repeat for equal numbers."),
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="Threads of torch; results repeat for equal numbers.",
+    ),
 ]
 Data = Annotated[
     list[Path] | None,
     Key("data", "paths"),
-    typer.Option("--data", help="File of samples, plain or compressed; repeat for several."),
+    typer.Option(
+        "--data", metavar="FILE", help="File of samples, plain or compressed; repeat for several."
+    ),
 ]
 Codec = Annotated[
     closed.PageCodec | None,

@@ -28,6 +28,7 @@ StepSamples = Annotated[
     typer.Option(
         "--batch-size",
         min=1,
+        metavar="N",
         help="Samples per step; by default chosen from the data.",
         rich_help_panel="Training",
     ),
