@@ -125,3 +125,16 @@ def test_the_same_under_strace(tmp_path: Path) -> None:
     io = io_statistics([*trace, sys.executable, "-c", TRAIN, str(tmp_path / "store")])
     assert io["engine"] == "pread_pool"
     assert "INJECTED" in Path(log).read_text()
+
+
+def test_doctor_names_the_filter_and_what_to_change(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tierbed", "doctor", str(tmp_path), "--no-speed", "--json"]
+    done = subprocess.run(refused(*command, "-"), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, "it works without io_uring"
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    ring = checks["io_uring"]
+    assert (ring["state"], ring["engine"]) == ("warning", "pread_pool")
+    assert "EPERM" in ring["refusal"]
+    assert ring["has_seccomp_filter"] is True
+    assert "io_uring_setup" in ring["advice"]
+    assert list(tmp_path.iterdir()) == []
