@@ -81,8 +81,8 @@ def _of_a_server() -> set[str]:
 
 
 def _row(setting: Setting, option: Any) -> str:
-    takes, least, most = KINDS[setting.kind], option.min, option.max
-    if words := option.type_descriptor.choices:
+    takes, least, most = KINDS[setting.kind], setting.least, setting.most
+    if words := setting.choices:
         takes = ", ".join(f"`{word}`" for word in words)
     elif least is not None:
         takes += f", {least:g} to {most:g}" if most is not None else f", at least {least:g}"

@@ -152,7 +152,7 @@ refresh = ["a,b"]
     assert [line.split(":")[0] for line in told[1:]] == [path] * 17
     assert found == {
         1: "epochs: no such key; write epochs below [train]",
-        3: "data.eval-last: must be at least 0.0, and at most 0.9, not 0.95",
+        3: "data.eval-last: must be at least 0, and at most 0.9, not 0.95",
         4: "data.samples: takes a whole number, not 'many'",
         7: "train.epoch: no such key; did you mean epochs?",
         8: "train.batch_size: no such key; did you mean batch-size?",

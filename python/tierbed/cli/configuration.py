@@ -112,22 +112,10 @@ def _value(known: _Known, value: Any, context: typer.Context) -> Any:
     try:
         known.setting.read(known.option.process_value(context, spoken))
     except typer.BadParameter as error:
-        raise InvalidError(_misfit(known.option, spoken, error.message)) from error
+        raise InvalidError(known.setting.misfit(spoken) or error.message) from error
     except InvalidError as error:
         raise InvalidError(str(error).removeprefix(f"{known.setting.flag} ")) from error
     return spoken
-
-
-def _misfit(option: Any, value: Any, told: str) -> str:
-    """Says what an option takes in place of ``value``; ``told`` if it has no words and bounds."""
-    if known := option.type_descriptor.choices:
-        near = get_close_matches(str(value), known, 1)
-        told = f"must be one of {', '.join(known)}, not {value!r}"
-        return f"{told}; did you mean {near[0]}?" if near else told
-    if option.min is None and option.max is None:
-        return told
-    most = "" if option.max is None else f", and at most {option.max}"
-    return f"must be at least {option.min}{most}, not {value}"
 
 
 def _unknown(entry: Entry, known: Iterable[tuple[str, str]], sections: list[str]) -> str:

@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from tierbed._util.bytes import parse_bytes, size_text
-from tierbed._util.durations import parse_seconds
+from tierbed._util.bytes import size_text
 from tierbed._util.progress import Progress
+from tierbed.cli import hints
 from tierbed.cli.configuration import ConfigFile, PrintConfig, effective, optional_params
-from tierbed.cli.settings import Effective, Key, Kind, Reader, Setting, numbers, words
-from tierbed.config.words import Range, Unit
+from tierbed.cli.settings import Effective, Key, Kind, Setting
+from tierbed.config.words import Range
 
 __all__ = ["Fields", "add"]
 
-Extra = TypeVar("Extra")
 #: What the help says that an option takes; a list of words has commas between.
 _METAVARS: dict[Kind, str] = {
     "size": "SIZE",
@@ -92,12 +90,12 @@ def add(
         short_help: What the list of commands says; by default the beginning of its docstring.
         section: Where a file has its own options; None: it reads no file.
     """
-    hints = get_type_hints(command, include_extras=True)
+    annotated = get_type_hints(command, include_extras=True)
     options: list[_Option] = []
     groups: dict[str, tuple[type, list[Setting]]] = {}
     told: list[str] = []
     for parameter in inspect.signature(command).parameters.values():
-        hint = hints[parameter.name]
+        hint = annotated[parameter.name]
         kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         fields = next((extra for extra in extras if isinstance(extra, Fields)), None)
         if kind is Effective:
@@ -169,8 +167,8 @@ def _keyword(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 def _plain(parameter: inspect.Parameter, hint: Any, section: str | None) -> _Option:
     """Returns the option of a parameter that is no dataclass."""
-    key = _extra(hint, Key) or Key(section)
-    info = _extra(hint, typer.models.ParameterInfo)
+    key = hints.mark(hint, Key) or Key(section)
+    info = hints.mark(hint, typer.models.ParameterInfo)
     declared = getattr(info, "param_decls", None) or (getattr(info, "default", None),)
     flag = next((word for word in declared if str(word).startswith("--")), None)
     flag = parameter.name.upper() if flag is None else flag.partition("/")[0]
@@ -179,24 +177,27 @@ def _plain(parameter: inspect.Parameter, hint: Any, section: str | None) -> _Opt
         key=key.name or flag.removeprefix("--").lower(),
         name=parameter.name,
         flag=flag,
-        kind=_kind_of(hint),
+        kind=hints.kind_of(hint),
         is_by_comma=False,
-        read=_reader(hint, flag),
+        read=hints.reader(hint, flag),
         text=getattr(info, "help", None) or "",
+        choices=hints.choices(hint),
+        least=getattr(info, "min", None),
+        most=getattr(info, "max", None),
     )
     return _Option(_keyword(parameter.name, parameter.default, hint), setting)
 
 
 def _options(kind: Any, fields: Fields) -> list[_Option]:
     """Returns the options of the fields of ``kind``."""
-    hints, full_hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
-    texts = _texts(kind)
+    plain, annotated = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    texts = hints.texts(kind)
     found = []
     for one in dataclasses.fields(kind):
         if one.name not in fields.skip:
             default = fields.defaults.get(one.name, one.default)
             text = texts.get(one.name)
-            field_ = _Field(one.name, hints[one.name], full_hints[one.name], default, text)
+            field_ = _Field(one.name, plain[one.name], annotated[one.name], default, text)
             found.append(_option(field_, fields))
     return found
 
@@ -215,22 +216,22 @@ class _Field:
 def _option(one: _Field, fields: Fields) -> _Option:
     hint, default, parts = one.hint, one.default, one.name.split("_")
     name = fields.names.get(one.name, "-".join(part for part in parts if part != "bytes"))
-    flag, takes = f"--{name.partition('/')[0]}", _kind_of(one.full_hint)
-    read, metavar = _reader(one.full_hint, flag), _choices(hint)
+    flag, takes = f"--{name.partition('/')[0]}", hints.kind_of(one.full_hint)
+    read, choices = hints.reader(one.full_hint, flag), hints.choices(hint)
     is_by_comma = takes == "list" and (hint is str or get_origin(hint) is tuple)
-    bound = _extra(one.full_hint, Range)
+    bound = hints.mark(one.full_hint, Range)
     if "bytes" in parts:
         hint, default, takes, bound = str, size_text(default), "size", None
-        read = _size_of(flag)
+        read = hints.size_of(flag)
     elif get_origin(hint) is tuple:
-        read = _list_of(get_args(hint)[0], flag)
+        read = hints.list_of(get_args(hint)[0], flag)
         hint, default = str, ",".join(str(value) for value in default)
     if takes == "flag" and "/" not in name and fields.section is not None:
         name += f"/--no-{name}"
     annotated: Any = Annotated
     info = typer.Option(
         f"--{name}",
-        metavar=metavar or _METAVARS.get(takes),
+        metavar="|".join(choices) or _METAVARS.get(takes),
         min=None if bound is None else bound.least,
         max=None if bound is None else bound.most,
         help=one.text,
@@ -245,75 +246,8 @@ def _option(one: _Field, fields: Fields) -> _Option:
         is_by_comma=is_by_comma,
         read=read,
         text=one.text or "",
+        choices=choices,
+        least=None if bound is None else bound.least,
+        most=None if bound is None else bound.most,
     )
     return _Option(_keyword(one.name, default, annotated[hint, info]), setting)
-
-
-def _kind_of(hint: Any) -> Kind:
-    """Returns what an option of a type takes."""
-    unit = _extra(hint, Unit)
-    if unit is not None:
-        return unit.name
-    if get_origin(hint) in (list, tuple):
-        return "list"
-    kinds: dict[Any, Kind] = {bool: "flag", int: "whole", float: "number"}
-    if hint in kinds:
-        return kinds[hint]
-    # Of a union, or of a type with annotations.
-    members = () if get_origin(hint) is Literal else get_args(hint)
-    found = (_kind_of(member) for member in members if isinstance(member, type) or get_args(member))
-    return next((kind for kind in found if kind != "text"), "text")
-
-
-def _reader(hint: Any, flag: str) -> Reader:
-    """Returns what checks a text that has a unit, and leaves all others as they are."""
-    unit = _extra(hint, Unit)
-    checks: dict[str, Callable[[str, str], Any]] = {
-        "size": parse_bytes,
-        "seconds": parse_seconds,
-    }
-    if unit is None or unit.name not in checks:
-        return _as_it_is
-
-    def read(text: str | None) -> str | None:
-        if text is not None:
-            checks[unit.name](text, flag)
-        return text
-
-    return read
-
-
-def _texts(kind: type) -> dict[str, str]:
-    """Returns what the docstring says of each field, without marks."""
-    section = r"^(?:Args|Attributes):\n((?:    .*\n?)+)"
-    listed = re.search(section, inspect.getdoc(kind) or "", re.MULTILINE)
-    one = r"^    (\w+): (.*(?:\n        .*)*)"
-    found = re.findall(one, "" if listed is None else listed[1], re.MULTILINE)
-    return {name: " ".join(text.replace("``", "").split()) for name, text in found}
-
-
-def _choices(hint: Any) -> str | None:
-    """Returns the words of a ``Literal``, or of one in a union, as the help shows them."""
-    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-    return "|".join(get_args(literals[0])) if literals else None
-
-
-def _extra(hint: Any, kind: type[Extra]) -> Extra | None:
-    """Returns what the annotations of a type, or of a member of a union, have of a kind."""
-    found = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kind)]
-    if found:
-        return found[-1]
-    inner = (_extra(part, kind) for part in get_args(hint))
-    return next((one for one in inner if one is not None), None)
-
-
-def _size_of(flag: str) -> Reader:
-    return lambda text: parse_bytes(text, flag)
-
-
-def _list_of(kind: type, flag: str) -> Reader:
-    return words if kind is str else lambda text: numbers(flag, text, kind)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -66,6 +67,9 @@ class Setting:
         is_by_comma: A list is one word of the command line, with commas between.
         read: Makes the value for the command.
         text: What it is.
+        choices: The words that it takes; none: any.
+        least: The least number.
+        most: The largest number.
     """
 
     section: str
@@ -76,6 +80,20 @@ class Setting:
     is_by_comma: bool
     read: Reader
     text: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+    def misfit(self, value: Any) -> str | None:
+        """Says what is taken in place of ``value``; None if not by words or bounds."""
+        if self.choices:
+            near = get_close_matches(str(value), self.choices, 1)
+            told = f"must be one of {', '.join(self.choices)}, not {value!r}"
+            return f"{told}; did you mean {near[0]}?" if near else told
+        if self.least is None:
+            return None
+        most = "" if self.most is None else f", and at most {self.most:g}"
+        return f"must be at least {self.least:g}{most}, not {value}"
 
     def spoken(self, value: Any) -> Any:
         """Returns a value of a file as the command line would give it.
