@@ -18,10 +18,10 @@ from tierbed.cli.options import (
     JsonOut,
     RowOptimizer,
     finish,
-    numbers,
     pairs,
     shows_tables,
 )
+from tierbed.cli.settings import numbers
 from tierbed.config.optim import OPTIMIZERS
 from tierbed.config.tables import Constant, Init, Normal, Uniform
 from tierbed.config.words import OptimizerKind, TableFormat
