@@ -293,8 +293,8 @@ class StoreRows:
             rows = ids.detach().to(torch.int64).cpu().contiguous().clone()
             self._native.translate_ids(at, rows, minutes_now())
             if bool((rows > 0).all()):
-                break
-        return rows
+                return rows
+        raise AssertionError(f"ids of {table!r} have no row after {asked} uses")
 
     def copy_table(
         self, source: StoreRows, table: str, *, to: str | None = None, chunk_rows: int = 262_144

@@ -38,8 +38,10 @@ class Example:
     quick: tuple[str, ...] = ()
 
 
+# Rows and state of the language model take 256 MiB, 5 % of which are its budget.
+_OF_LM = ("--tokens", "200000", "--epochs", "2", "--budget", "12.8MiB")
 EXAMPLES = (
-    Example("ngram_memory_lm", "ngram_memory_lm.py", (), ("--tokens", "60000", "--epochs", "1")),
+    Example("ngram_memory_lm", "ngram_memory_lm.py", _OF_LM, ("--tokens", "60000")),
     Example("two_tower", "two_tower.py", (), ("--users", "6000", "--epochs", "1")),
     Example("sasrec", "sasrec.py", (), ("--users", "2000", "--epochs", "1")),
     Example("hstu", "sasrec.py", ("--block", "hstu"), ("--users", "2000", "--epochs", "1")),
