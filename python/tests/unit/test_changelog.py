@@ -78,4 +78,4 @@ def test_what_cannot_be_released_is_refused(changelog: ModuleType, repository: P
 
 def test_our_own_notes_can_be_joined(changelog: ModuleType) -> None:
     found = changelog.entries(REPOSITORY / "changes")
-    assert all(text.endswith((".", "`")) for texts in found.values() for text in texts)
+    assert all(text.endswith((".", ")", "`")) for texts in found.values() for text in texts)
