@@ -166,8 +166,8 @@ def ndcg(model: Model, source: Any, of: histories.Histories) -> float:
 def main() -> None:
     """Reads the options, trains and compares."""
     parser = arguments(__doc__, budget="8MiB", epochs=5)
-    parser.add_argument("--users", type=int, default=20_000, help="of generated data")
-    parser.add_argument("--items", type=int, default=50_000, help="of generated data")
+    parser.add_argument("--users", type=int, default=40_000, help="of generated data")
+    parser.add_argument("--items", type=int, default=20_000, help="of generated data")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--drawn", type=int, default=256, help="negatives drawn per batch")
     parser.add_argument("--lr", type=float, default=5e-3, help="learning rate; real logs: 1e-3")
