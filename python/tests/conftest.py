@@ -64,7 +64,9 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
         store.close()
 
 
-@pytest.fixture(scope="session")
+# Not for the session: playwright's event loop runs in this thread until it ends, and asyncio would
+# not start another one for other tests.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, driven by playwright; tests skip where `scripts/browser-deps` brought none."""
     program = shutil.which("chromium-headless-shell") or shutil.which("chromium")

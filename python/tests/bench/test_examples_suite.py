@@ -16,7 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--check", action="store_true")
 parser.add_argument("--json", type=pathlib.Path)
 parser.add_argument("--data", nargs="+")
-told = parser.parse_args()
+told, _ = parser.parse_known_args()
 assert told.check
 round_file = pathlib.Path({folder!r}) / "round"
 number = int(round_file.read_text()) if round_file.exists() else 0
