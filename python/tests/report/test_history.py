@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from report_kit import batches, store_in, train
 
 import tierbed as tb
@@ -117,3 +121,54 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     progress_path(tmp_path / "store").write_text(text)
     with pytest.raises(InvalidError, match="remove it, training writes it anew"):
         read_progress(tmp_path / "store")
+
+
+class Idle:
+    """A store of the engine in which nothing happens."""
+
+    def stats(self) -> dict[str, Any]:
+        return {"budget": {"used_bytes": 0}, "order": {"kind": "window"}, **COUNTED}
+
+    def schema(self) -> dict[str, Any]:
+        return {"tables": []}
+
+
+COUNTED = {
+    "steps": 0,
+    "buffer": {"row_capacity": 0},
+    "store": {
+        "io": {"read_count": 0, "read_bytes": 0, "write_bytes": 0},
+        "rows_absent": 0,
+        "rows_read": 0,
+    },
+}
+
+
+def test_lookups_of_several_threads_are_all_noted() -> None:
+    observer = Observer(Idle())
+    observer.begin_sample(64)
+    failures: list[Exception] = []
+
+    def look_up(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for _ in range(1000):
+                rows = torch.randint(0, 5000, (8,), generator=generator)
+                observer.note([0], rows, torch.arange(9))
+        except Exception as error:
+            failures.append(error)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=look_up, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert not failures
+    assert observer.sample is not None
+    assert observer.ids == observer.sample.use_count == 4 * 1000 * 8
+    assert observer.sample.row_count <= 64

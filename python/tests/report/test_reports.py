@@ -258,3 +258,20 @@ def test_a_run_writes_its_report(tmp_path: Path) -> None:
     text = Reader(page.read_text()).text
     assert f"{600 * 26:,} lookups of ids" in text
     assert "C26" in text
+
+
+def test_several_shards_begin_with_the_first_batch(tmp_path: Path) -> None:
+    with tb.Store.open(tmp_path / "store", dram_budget="64MiB", shards=2, order="window") as store:
+        tables = [tb.EmbeddingBagConfig(100, 8, name) for name in ("user", "item")]
+        emb = tb.EmbeddingBagCollection(tables, store=store)
+        store.record()
+        with pytest.raises(tb.UnsupportedError, match="look up a batch first"):
+            store.report()
+        ids, lengths = torch.arange(8), torch.ones(8, dtype=torch.int64)
+        batch = tb.KeyedJaggedTensor(["user", "item"], ids, lengths=lengths)
+        for _ in range(3):
+            emb(batch).values().sum().backward()
+        numbers = store.report().numbers
+        assert numbers["counts"]["ids"] == 24
+        assert numbers["counts"]["tiers"] == {"memory": 16, "storage": 0, "initial values": 8}
+        assert numbers["another_budget"] is not None

@@ -59,10 +59,20 @@ def counts_of(stats: Stats, ids: int) -> Counts:
     """Takes the counts from what ``stats()`` returned.
 
     Args:
-        stats: Of a store or a snapshot.
+        stats: Of a store or a snapshot; several shards have none before their first batch.
         ids: Ids that collections looked up in a store, which does not count them itself.
     """
-    used_bytes = int(stats["budget"]["used_bytes"])
+    if "budget" not in stats:
+        return Counts(
+            steps=0,
+            ids=ids,
+            tiers={MEMORY: 0, STORAGE: 0, INITIAL: 0},
+            read_count=0,
+            read_bytes=0,
+            write_bytes=0,
+            used_bytes=0,
+        )
+    used_bytes = stats["budget"]["used_bytes"]
     if "snapshot" in stats:
         of = stats["snapshot"]
         return Counts(
@@ -75,18 +85,19 @@ def counts_of(stats: Stats, ids: int) -> Counts:
             used_bytes=used_bytes,
         )
     rows = stats["store"]
-    io = rows.get("io", {})
+    io = rows["io"]
     is_planned = stats["order"]["kind"] == "forward"
-    initial = int(rows.get("rows_initialised" if is_planned else "rows_absent", 0))
-    read = int(rows.get("rows_read", 0)) - (0 if is_planned else initial)
+    initial = rows["rows_initialised" if is_planned else "rows_absent"]
+    read = rows["rows_read"] - (0 if is_planned else initial)
+    # Along a plan, checkpoints write the rows in memory past the I/O engine.
+    dumped = rows["dump_bytes"] if is_planned else 0
     return Counts(
-        steps=int(stats.get("steps", 0)),
+        steps=stats["steps"],
         ids=ids,
         tiers={MEMORY: memory_rows(ids, initial + read), STORAGE: read, INITIAL: initial},
-        read_count=int(io.get("read_count", 0)),
-        read_bytes=int(io.get("read_bytes", 0)),
-        # Along a plan, checkpoints write the rows in memory past the I/O engine.
-        write_bytes=int(io.get("write_bytes", 0)) + int(rows.get("dump_bytes", 0)),
+        read_count=io["read_count"],
+        read_bytes=io["read_bytes"],
+        write_bytes=io["write_bytes"] + dumped,
         used_bytes=used_bytes,
     )
 

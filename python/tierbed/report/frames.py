@@ -22,6 +22,15 @@ RECENT_S = 5.0
 QUIET_S = 5.0
 _PAGE_BYTES = 4096
 _FIGURE_WIDTH = 19
+# Of a server that has not looked twice at its counters.
+_NOTHING_YET: Mapping[str, Any] = {
+    "seconds": None,
+    "latency": None,
+    **dict.fromkeys(
+        ("requests_per_s", "rows_per_s", "refused_per_s", "failed_per_s", "pages_read_per_s"),
+        math.nan,
+    ),
+}
 
 Figures = Sequence[tuple[str, str]]
 
@@ -96,33 +105,31 @@ def server_frame(stats: Mapping[str, Any], url: str, width: int) -> RenderableTy
         url: Where it was asked.
         width: Columns of the terminal.
     """
-    recent = stats["recent"] or {}
-    latency = recent.get("latency") or {}
-    nan = math.nan
-    pages = recent.get("pages_read_per_s", nan)
+    recent = stats["recent"] or _NOTHING_YET
+    latency = recent["latency"] or {"p50_us": None, "p99_us": None, "p999_us": None}
     queue, open_ = stats["queue"], stats["connections"]
     figures = [
-        ("requests/s", _rate(recent.get("requests_per_s", nan))),
-        ("rows/s", _rate(recent.get("rows_per_s", nan))),
-        ("refused/s", _rate(recent.get("refused_per_s", nan))),
-        ("failed/s", _rate(recent.get("failed_per_s", nan))),
-        ("latency p50", _time(latency.get("p50_us"))),
-        ("latency p99", _time(latency.get("p99_us"))),
-        ("latency p99.9", _time(latency.get("p999_us"))),
-        ("read/s", _byte_rate(pages * _PAGE_BYTES)),
+        ("requests/s", _rate(recent["requests_per_s"])),
+        ("rows/s", _rate(recent["rows_per_s"])),
+        ("refused/s", _rate(recent["refused_per_s"])),
+        ("failed/s", _rate(recent["failed_per_s"])),
+        ("latency p50", _time(latency["p50_us"])),
+        ("latency p99", _time(latency["p99_us"])),
+        ("latency p99.9", _time(latency["p999_us"])),
+        ("read/s", _byte_rate(recent["pages_read_per_s"] * _PAGE_BYTES)),
         ("in the queue", f"{queue['requests']:,}"),
         ("predicted wait", _time(queue["wait_us"])),
         ("in flight", f"{queue['in_flight']:,} of {queue['in_flight_max']:,}"),
         ("connections", f"{open_['open']:,} of {open_['open_max']:,}"),
     ]
-    rows_per_s = recent.get("rows_per_s", 0.0) * recent.get("seconds", 0.0)
+    seconds = recent["seconds"]
+    row_count = recent["rows_per_s"] * seconds if seconds else 0.0
     tiers = [
-        (tier["name"], (tier["recent_ratio"] or 0.0) * rows_per_s, tier["rows"])
+        (tier["name"], (tier["recent_ratio"] or 0.0) * row_count, tier["rows"])
         for tier in stats["tiers"]
     ]
     state = stats["state"]
     style = "green" if state == "ready" else "yellow"
-    seconds = recent.get("seconds")
     span = "" if seconds is None else f", rates are of the last {seconds:.0f} s"
     about = f"{stats['model']} at {url}, up {_span(stats['uptime_s'])}{span}"
     memory = stats["memory"]

@@ -55,6 +55,8 @@ class Observer:
         self._file: ProgressFile | None = None
         self._pid = os.getpid()
         self._busy = threading.Lock()
+        # Several threads may look up; one at a time is noted.
+        self._noting = threading.Lock()
         self._next_tick_s = self._next_write_s = 0.0
         self.ids = 0
         """Ids looked up."""
@@ -73,26 +75,30 @@ class Observer:
             indices: ``[E]`` i64, feature by feature.
             offsets: ``[F*B+1]`` i64.
         """
-        self.ids += indices.numel()
-        if self.sample is not None and indices.numel():
-            bounds = offsets[:: max(1, (offsets.numel() - 1) // len(tables))].numpy()
-            of_table = np.repeat(np.asarray(tables, np.int64), np.diff(bounds))
-            self.sample.note(of_table, indices.numpy())
+        count = indices.numel()
+        with self._noting:
+            self.ids += count
+            if self.sample is not None and count:
+                bounds = offsets[:: max(1, (offsets.numel() - 1) // len(tables))].numpy()
+                of_table = np.repeat(np.asarray(tables, np.int64), np.diff(bounds))
+                self.sample.note(of_table, indices.numpy())
         moment_s = time.monotonic()
         if moment_s >= self._next_tick_s:
             self._tick(moment_s)
 
     def begin_sample(self, row_count_max: int) -> None:
         """Begins a new sample of the rows that are looked up from now on."""
-        self.sample = ReuseSample(row_count_max)
-        self.sample_start = self.counts()
+        sample = ReuseSample(row_count_max)
+        with self._noting:
+            self.sample, self.sample_start = sample, self.counts()
 
     def stats(self) -> dict[str, Any]:
         """Returns counters of the store or snapshot."""
         stats = self._native.stats()
-        rows = (stats.get("buffer") or {}).get("row_capacity", 0)
-        if rows:
-            self.row_buffer = stats["budget"]["parts"]["row buffer"]["used_bytes"], rows
+        is_by_window = "buffer" in stats and stats["order"]["kind"] == "window"
+        if is_by_window and stats["buffer"]["row_capacity"]:
+            held_bytes = stats["budget"]["parts"]["row buffer"]["used_bytes"]
+            self.row_buffer = held_bytes, stats["buffer"]["row_capacity"]
         return stats
 
     def counts(self) -> Counts:

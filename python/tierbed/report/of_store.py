@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tierbed import _native
+from tierbed.errors import UnsupportedError
 from tierbed.report import sections
 from tierbed.report.budgets import Estimates, of_sample
 from tierbed.report.counts import MEMORY, Counts, counts_of
@@ -31,8 +32,16 @@ def report_of_store(
         store: The store.
         observer: What saw its lookups, where it trains here.
         told: The progress of its last training, where it does not.
+
+    Raises:
+        UnsupportedError: Several shards, before their first batch.
     """
     stats, path = store.stats(), store.path
+    if "budget" not in stats:
+        raise UnsupportedError(
+            "a store of several shards divides its memory when it knows its tables; look up a "
+            "batch first"
+        )
     if observer is not None:
         budget, points = stats["budget"], observer.history.columns
         counts = counts_of(stats, observer.ids)
