@@ -25,6 +25,10 @@ _FORMATS = {
 
 _IPC = ("arrow", "feather", "ipc")
 
+# pyarrow reads up to 32 blocks of text ahead of who takes its batches. A line is shorter than one.
+_CSV_BLOCK_BYTES = 1 << 18
+_PYARROW_BLOCK_BYTES = 1 << 20
+
 
 def _format_of(path: str) -> str:
     plain = path.lower()
@@ -217,6 +221,8 @@ class FileParts(Parts):
         convert.column_types = {name: self.schema.field(name).type for name in columns}
         read = form.default_fragment_scan_options.read_options
         read.use_threads = False
+        if read.block_size == _PYARROW_BLOCK_BYTES:  # else the dataset was given its own
+            read.block_size = _CSV_BLOCK_BYTES
         with fragment.filesystem.open_input_stream(fragment.path) as file:
             yield from pyarrow.csv.open_csv(file, read, form.parse_options, convert)
 
