@@ -113,8 +113,7 @@ $(ABOUT_STAMP):
 
 $(LICENCES): $(ABOUT_STAMP) Cargo.lock scripts/release/about.toml scripts/release/about.hbs
 	@$(STEP) 'licences of linked crates' .tools/cargo-about/bin/cargo-about generate --fail --locked \
-	    --manifest-path crates/tierbed-py/Cargo.toml --no-default-features \
-	    $(if $(FEATURES),--features $(FEATURES)) \
+	    --manifest-path crates/tierbed-py/Cargo.toml --no-default-features --features otel \
 	    --config scripts/release/about.toml --output-file $@ scripts/release/about.hbs
 
 .PHONY: wheel
