@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tierbed.errors import InvalidError
-from tierbed_bench.examples import ExamplesOptions, run_examples
+from tierbed_bench.examples import EXAMPLES, ExamplesOptions, run_examples
 
 PROGRAM = """
 import argparse, json, pathlib
@@ -16,8 +16,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--check", action="store_true")
 parser.add_argument("--json", type=pathlib.Path)
 parser.add_argument("--data", nargs="+")
-told, _ = parser.parse_known_args()
-assert told.check
+told, others = parser.parse_known_args()
+assert told.check and others == {options!r}, others
 round_file = pathlib.Path({folder!r}) / "round"
 number = int(round_file.read_text()) if round_file.exists() else 0
 round_file.write_text(str(number + 1))
@@ -30,8 +30,13 @@ told.json.write_text(json.dumps(dict(quality="perplexity", runs=runs)))
 """
 
 
+def program(folder: Path, model: str, last: object) -> str:
+    options = next(list(one.options) for one in EXAMPLES if one.name == model)
+    return PROGRAM.format(folder=str(folder), last=last, options=options)
+
+
 def test_times_are_medians_and_ratios_those_of_a_round(tmp_path: Path) -> None:
-    (tmp_path / "ngram_memory_lm.py").write_text(PROGRAM.format(folder=str(tmp_path), last=0.75))
+    (tmp_path / "ngram_memory_lm.py").write_text(program(tmp_path, "ngram_memory_lm", 0.75))
     options = ExamplesOptions(folder=tmp_path, models=("ngram_memory_lm",))
     told = json.loads(run_examples(tmp_path / "out", options).read_text())
     disk, torch = told["rows"]
@@ -50,7 +55,7 @@ def test_a_program_that_fails_or_wavers_ends_the_suite(tmp_path: Path) -> None:
     (tmp_path / "din.py").write_text("raise SystemExit('not plain torch')")
     with pytest.raises(InvalidError, match="not plain torch"):
         run_examples(tmp_path / "out", options)
-    (tmp_path / "din.py").write_text(PROGRAM.format(folder=str(tmp_path), last="float(number)"))
+    (tmp_path / "din.py").write_text(program(tmp_path, "din", "float(number)"))
     with pytest.raises(InvalidError, match="another quality each time"):
         run_examples(tmp_path / "out", options)
 

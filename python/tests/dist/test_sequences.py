@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from test_ranks import run_ranks
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -19,26 +18,6 @@ TABLES = [
 ROWS = {"history": 60, "target": 60, "place": 9}
 # Uneven, and a rank without samples.
 SAMPLES = [3, 0, 5]
-
-
-def run_ranks(work: Callable[[tbd.LocalRank], Any]) -> list[Any]:
-    results: list[Any] = [None] * len(SAMPLES)
-    failures: list[BaseException] = []
-
-    def run(rank: tbd.LocalRank) -> None:
-        try:
-            results[rank.rank] = work(rank)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in tbd.local_ranks(len(SAMPLES))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return results
 
 
 def draw(step: int, rank: int) -> tb.KeyedJaggedTensor:
@@ -86,7 +65,7 @@ def test_ranks_have_the_bits_of_one_process(optimizer: Any) -> None:
                 scaled(rows).backward()
         return outputs
 
-    of_ranks = run_ranks(work)
+    of_ranks = run_ranks(len(SAMPLES), work)
     with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
         emb = tb.EmbeddingCollection(TABLES, store=store, optimizer=optimizer)
         for step in range(3):
@@ -114,7 +93,7 @@ def test_a_checkpoint_of_ranks_is_loaded(tmp_path: Any) -> None:
                 found.append({key: part.values().clone() for key, part in rows.items()})
         return [torch.equal(found[0][key], found[1][key]) for key in ROWS]
 
-    assert run_ranks(work) == [[True] * len(ROWS)] * len(SAMPLES)
+    assert run_ranks(len(SAMPLES), work) == [[True] * len(ROWS)] * len(SAMPLES)
 
 
 def test_tables_of_several_dims_are_refused() -> None:

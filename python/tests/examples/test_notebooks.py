@@ -27,7 +27,6 @@ PROMISES = {
 }
 
 
-
 def test_the_site_has_a_page_of_each() -> None:
     sys.path.insert(0, str(REPOSITORY / "scripts" / "site"))
     import notebooks

@@ -175,12 +175,9 @@ class KeyedJaggedTensor(Bags):
             weights_dtype: Of the weights.
             lengths_dtype: Of the lengths.
         """
+        none = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor(
-            [],
-            torch.empty(0, dtype=values_dtype, device=device),
-            torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
-            stride=0,
+            [], none.values(), none.weights_or_none(), none.lengths(), stride=0
         )
 
     def keys(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["OneTable"]
 
 
-class OneTable(nn.Module):
+class OneTable(nn.Module, ABC):
     """A module over one table of a store, in the place of one of ``torch.nn``."""
 
     _rows: Collection
@@ -111,9 +112,9 @@ class OneTable(nn.Module):
         names = {self.table: f"{prefix}weight"}
         take_rows(self._rows, names, state_dict, LoadReport(*rest[-3:]))
 
+    @abstractmethod
     def _bags(self, *inputs: Any) -> KeyedJaggedTensor:
         """Returns the bags that ``forward`` looks up."""
-        raise NotImplementedError
 
     def _bags_of(self, inputs: Any) -> KeyedJaggedTensor:
         """Returns those of a batch: of the argument of ``forward``, or of a tuple of several."""
