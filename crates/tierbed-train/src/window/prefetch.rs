@@ -28,12 +28,20 @@ pub(crate) struct Announced {
     used: u32,
     // Of the batches not used yet, nearest first.
     access_counts: VecDeque<u64>,
+    /// The caller says when batches were looked up, in lookups of other layouts.
+    is_counted_by_caller: bool,
 }
 
 impl Announced {
     /// Counts a lookup of the announced layout.
     pub(crate) fn note_lookup(&mut self, layout: &FeatureLayout) {
-        if self.used < self.announced && self.layout.as_ref() == Some(layout) {
+        if !self.is_counted_by_caller && self.layout.as_ref() == Some(layout) {
+            self.note_used(1);
+        }
+    }
+
+    fn note_used(&mut self, count: u32) {
+        for _ in 0..count.min(self.announced - self.used) {
             self.used += 1;
             self.access_counts.pop_front();
         }
@@ -62,15 +70,50 @@ impl WindowEngine {
     /// `Invalid` for ids out of range in the first batch, otherwise the store's. Values are never
     /// at stake: a row has one home, whoever brings it.
     pub fn prefetch(&mut self, layout: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
+        self.announce_batches(layout, batches, false)
+    }
+
+    /// As [`prefetch`](Self::prefetch) for batches that are looked up piece by piece, in layouts of
+    /// their own: the caller tells by [`note_looked_up`](Self::note_looked_up) when one is done.
+    ///
+    /// # Errors
+    /// As [`prefetch`](Self::prefetch).
+    pub fn prefetch_pieces(
+        &mut self,
+        layout: &FeatureLayout,
+        batches: &[Bags<'_>],
+    ) -> Result<usize> {
+        self.announce_batches(layout, batches, true)
+    }
+
+    /// Notes that `count` batches of [`prefetch_pieces`](Self::prefetch_pieces) were looked up.
+    pub fn note_looked_up(&mut self, count: usize) {
+        if self.ahead.is_counted_by_caller {
+            self.ahead.note_used(u32::try_from(count).unwrap_or(u32::MAX));
+            if let Some(buffer) = &mut self.buffer {
+                buffer.set_batch_done(self.ahead.batch_done());
+            }
+        }
+    }
+
+    fn announce_batches(
+        &mut self,
+        layout: &FeatureLayout,
+        batches: &[Bags<'_>],
+        is_counted_by_caller: bool,
+    ) -> Result<usize> {
         self.poison.check()?;
         if let Some(first) = batches.first() {
             layout.check(&self.schema, first, layout.output_len(first))?;
         }
         self.make_room()?;
         self.ensure_buffer()?;
-        if self.ahead.layout.as_ref() != Some(layout) || self.ahead.announced > u32::MAX / 2 {
+        let is_other = self.ahead.layout.as_ref() != Some(layout)
+            || self.ahead.is_counted_by_caller != is_counted_by_caller;
+        if is_other || self.ahead.announced > u32::MAX / 2 {
             self.end_lookahead();
             self.ahead.layout = Some(layout.clone());
+            self.ahead.is_counted_by_caller = is_counted_by_caller;
         }
         let mut fitted = 0;
         for bags in batches {
