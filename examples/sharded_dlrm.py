@@ -128,7 +128,7 @@ def train(exchange: str, sharding: str, options: argparse.Namespace) -> None:
     """Trains this rank's part."""
     rank, count = dist.get_rank(), dist.get_world_size()
     steps, samples, is_checked = options.steps, options.samples, options.check
-    plan = divide("table" if exchange == "collective" else sharding, count)
+    plan = divide(sharding, count)
     # Columns of a row have no state of the whole row.
     of_rows = tb.Adagrad(lr=0.05) if sharding == "column" else tb.RowWiseAdagrad(lr=0.05)
     store = tb.Store.open(backend="memory", dram_budget="256MiB")
@@ -171,14 +171,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--samples", type=int, default=256, help="of each rank and step")
     parser.add_argument(
-        "--exchange", nargs="+", default=["one_sided"], choices=["one_sided", "collective"]
+        "--exchange", nargs="+", default=["auto"], choices=["auto", "one_sided", "collective"]
     )
     parser.add_argument(
         "--sharding",
         nargs="+",
         default=["balanced"],
         choices=["balanced", "table", "row", "column", "mirrored"],
-        help="how tables are divided; the collective exchange takes them whole",
+        help="how tables are divided",
     )
     parser.add_argument("--check", action="store_true", help="compare with one process")
     options = parser.parse_args()

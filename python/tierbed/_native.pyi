@@ -12,7 +12,6 @@ from typing import Any, Protocol, final, type_check_only
 from typing_extensions import Self
 
 from tierbed._native_options import (
-    ExchangePlan,
     GeneratorOptions,
     Hyper,
     LogPosition,
@@ -24,6 +23,7 @@ from tierbed._native_options import (
     TableSchema,
     VocabularyPolicy,
 )
+from tierbed._native_exchange import *
 from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod
 from tierbed.placement.build import LogOptions, PlaceOptions
@@ -47,6 +47,7 @@ __all__ = [
     "NativePlacement",
     "NativeQueryLog",
     "NativeQueryLogBuilder",
+    "NativeRail",
     "NativeResident",
     "NativeServer",
     "NativeSnapshot",
@@ -691,105 +692,3 @@ class NativeCodedTables:
 
     def write_codes(self, table: int, first_row: int, codes: Any) -> None: ...
 
-@final
-class NativeExchangePlan:
-    """Who holds what of each table, and the largest batch of a rank."""
-
-    def __new__(cls, plan: ExchangePlan, samples_max: int, indices_max: int) -> Self: ...
-    @property
-    def output_dim(self) -> int: ...
-    @property
-    def region_bytes(self) -> int: ...
-    @property
-    def is_all_whole(self) -> bool: ...
-    def features(self, rank: int) -> list[tuple[int, int, int]]:
-        """Feature, first output column and columns of all that ``rank`` looks up."""
-
-    def groups(self, rank: int) -> list[list[tuple[int, str]]]:
-        """Table and pooling of each member of each group of ``rank``."""
-
-@final
-class NativeHeap:
-    """Memory with a region for each rank."""
-
-    @staticmethod
-    def local(rank_count: int, region_bytes: int) -> NativeHeap:
-        """For ranks that are threads of this process."""
-
-    @staticmethod
-    def create(rank_count: int, region_bytes: int) -> NativeHeap:
-        """For ranks that are processes; they open it at ``path`` while this object lives."""
-
-    @staticmethod
-    def open(path: str, rank_count: int) -> NativeHeap: ...
-    @property
-    def path(self) -> str | None: ...
-
-@final
-class NativeArrivals:
-    """An output on its way, part by part."""
-
-    @property
-    def step(self) -> int:
-        """Number of the step, for its backward."""
-
-    @property
-    def address(self) -> int:
-        """Address of the output's first number."""
-
-    def samples(self, part: int) -> tuple[int, int]:
-        """Returns the first sample of a part, and the one behind its last."""
-
-    def wait(self, part: int) -> None:
-        """Waits until a part is complete: its samples may be read then."""
-
-@final
-class NativeExchange:
-    """One rank of an exchange over a store. All ranks make the same calls in the same order."""
-
-    def __new__(
-        cls, plan: NativeExchangePlan, heap: NativeHeap, rank: int, timeout_ms: int,
-        groups: list[FeaturePlan],
-    ) -> Self: ...
-    def forward(
-        self, store: NativeStore | NativeCodedTables, indices: Any, offsets: Any,
-        weights: Any | None, wants_backward: bool, wants_weight_grads: bool,
-    ) -> tuple[int, int, int]:
-        """Looks up a batch of this rank's samples: step, address and samples of the output,
-        ``[samples, output_dim]``, valid until the forward after the next."""
-
-    def forward_parts(
-        self, indices: Any, offsets: Any, weights: Any | None, wants_backward: bool,
-        wants_weight_grads: bool, parts: int,
-    ) -> NativeArrivals:
-        """Begins a lookup that completes in parts; :meth:`serve` looks them up."""
-
-    def serve(self, store: NativeStore | NativeCodedTables, is_training: bool) -> None:
-        """Looks up, for all ranks, the parts of the lookup that was begun, one after the other."""
-
-    def backward(
-        self, store: NativeStore | NativeCodedTables, step: int, grad: Any, weight_grads: Any | None
-    ) -> None: ...
-    def set_timeout_ms(self, timeout_ms: int) -> None: ...
-    def close(self) -> None: ...
-
-@final
-class NativeExchangeBench:
-    """One rank of the measured exchange, with rows as arrays in memory."""
-
-    def __new__(
-        cls, plan: NativeExchangePlan, heap: NativeHeap, rank: int, timeout_ms: int
-    ) -> Self: ...
-    def begin(self, indices: Any, offsets: Any) -> int:
-        """Publishes a batch, for all calls that follow; returns the samples of all ranks."""
-
-    def one_sided(self) -> int:
-        """Looks up and writes to all ranks; returns the address of this rank's output."""
-
-    def compute_only(self, local: Any) -> None:
-        """Looks up into ``local`` ``[samples of all ranks, width]``; sends nothing."""
-
-    def all_to_all_and_unpack(self, local: Any, out: Any) -> None:
-        """Sends blocks of ``local`` over the shared memory; unpacks what came into ``out``."""
-
-    def close(self) -> None: ...

@@ -21,7 +21,7 @@ use crate::destinations::{row_bases, Outputs};
 use crate::exchange::{Output, Place};
 use crate::pad::Channel;
 use crate::precision::Precision;
-use crate::step::{part_samples, Step};
+use crate::step::{part_samples, OwnBags, Step};
 
 /// An output on its way, part by part.
 #[derive(Debug, Clone)]
@@ -31,17 +31,20 @@ pub struct Arrivals {
     part_count: usize,
     /// Signals before that of the first part.
     signals_before: u32,
+    /// This rank's batch, where it is no longer published.
+    own: Option<Arc<OwnBags>>,
 }
 
 impl Arrivals {
     pub(crate) fn new(place: Arc<Place>, step: &Step, signals_before: u32) -> Self {
-        let (plan, region) = (&place.plan, place.pad.heap().region(place.pad.rank()));
-        let sample_count = step.samples_of(place.pad.rank()).len();
+        let (plan, region) = (&place.plan, place.region(place.rank()));
+        let sample_count = step.samples_of(place.rank()).len();
         let bytes = sample_count * plan.output_precision().vector_bytes(plan.output_dim());
         let at = place.layout.output_at(step.output_epoch);
         let address = region.address::<u8>(at, bytes);
         let output = Output { step: step.number, address, sample_count, epoch: step.output_epoch };
-        Self { output, part_count: step.part_count, signals_before, place }
+        let (part_count, own) = (step.part_count, step.own.clone());
+        Self { output, part_count, signals_before, place, own }
     }
 
     /// Returns where the output will be.
@@ -103,8 +106,11 @@ impl Arrivals {
     // Pools the rows that came for row-wise features, in index order.
     fn pool_received(&self, samples: Range<usize>) -> Result<()> {
         let place = self.place.as_ref();
-        let rank = place.pad.rank();
-        let own = place.source(rank)?;
+        let rank = place.rank();
+        let own = match &self.own {
+            Some(own) => own.source(rank)?,
+            None => place.source(rank)?,
+        };
         for received in place.received(&own, samples.clone(), self.output.epoch) {
             let dim = place.plan.table_of(received.feature).dim;
             let columns = vec![(place.plan.first_column(received.feature), dim)];
@@ -139,7 +145,7 @@ impl Place {
         }
         let row_bytes = precision.vector_bytes(dim);
         let at = self.layout.output_at(epoch) + samples.start * row_bytes;
-        let region = self.pad.heap().region(self.pad.rank());
+        let region = self.region(self.rank());
         precision.read(self.kernels, region.read(at, samples.len() * row_bytes), samples.len(), dim)
     }
 
@@ -150,7 +156,7 @@ impl Place {
         samples: Range<usize>,
         epoch: u64,
     ) -> impl Iterator<Item = Received<'s>> {
-        let region = self.pad.heap().region(self.pad.rank());
+        let region = self.region(self.rank());
         row_bases(&self.plan, own).into_iter().map(move |base| {
             let offsets = own.bags.feature_offsets(base.feature);
             let offsets = &offsets[samples.start..=samples.end];

@@ -19,9 +19,9 @@ use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::Pooling;
 
 use crate::arrivals::Received;
-use crate::batch::{index_grad, GroupBags, Source};
+use crate::bags::{index_grad, GroupBags};
 use crate::exchange::Exchange;
-use crate::memory::Region;
+use crate::memory::{Region, Writer};
 use crate::pad::Channel;
 use crate::plan::{Group, GroupKind};
 use crate::precision::Precision;
@@ -62,6 +62,16 @@ impl Exchange {
         weight_grads: Option<&mut [f32]>,
         rows: &mut impl UpdateRows,
     ) -> Result<()> {
+        let step = self.begin_backward(step, grad)?;
+        let result = self.put_and_update(&step, grad, weight_grads, rows);
+        self.break_on_error(result)
+    }
+
+    /// Takes the step that waits for `grad`.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward), when nothing has happened.
+    pub(crate) fn begin_backward(&mut self, step: u64, grad: &[f32]) -> Result<Step> {
         self.check()?;
         let Some(at) = self.kept.iter().position(|kept| kept.number == step) else {
             return Err(Error::invalid("this forward is not waiting for its backward")
@@ -76,10 +86,8 @@ impl Exchange {
         }
         // Here the rank that gave it is known, and no holder of rows has seen it.
         tierbed_kernels::check_finite(grad)?;
-        let step = self.kept.swap_remove(at);
         self.grads_step += 1;
-        let result = self.put_and_update(&step, grad, weight_grads, rows);
-        self.break_on_error(result)
+        Ok(self.kept.swap_remove(at))
     }
 
     fn put_and_update(
@@ -89,15 +97,49 @@ impl Exchange {
         weight_grads: Option<&mut [f32]>,
         rows: &mut impl UpdateRows,
     ) -> Result<()> {
-        let epoch = self.grads_step as u32;
-        for distance in 1..=self.place.pad.rank_count() {
-            self.put_grads(step, grad, (self.rank() + distance) % self.place.pad.rank_count())?;
+        assert_eq!(self.nodes().count(), 1, "several nodes send each other gradients");
+        self.put_grads_here(step, grad)?;
+        let epoch = self.signal_grads()?;
+        self.update_groups(step, rows)?;
+        if step.wanting.contains(&true) {
+            self.place.pad.put_all(Channel::WeightGrads, epoch);
+            self.place.pad.wait_all(Channel::WeightGrads, epoch)?;
         }
+        match weight_grads {
+            Some(out) => self.read_weight_grads(step, grad, out),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes gradients into the matrices of the holders on this node, the next rank's first.
+    pub(crate) fn put_grads_here(&self, step: &Step, grad: &[f32]) -> Result<()> {
+        let ranks = self.place.pad.rank_count();
+        for distance in 1..=ranks {
+            let local = (self.place.pad.rank() + distance) % ranks;
+            self.put_grads(step, grad, self.nodes().first_rank() + local)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the ranks of this node have written all gradients.
+    pub(crate) fn signal_grads(&self) -> Result<u32> {
+        let epoch = self.grads_step as u32;
         self.place.pad.put_all(Channel::Grads, epoch);
         self.place.pad.wait_all(Channel::Grads, epoch)?;
+        Ok(epoch)
+    }
+
+    /// Steps the rows of every group by its matrix; returns the gradients of weights that go to
+    /// other nodes, in the order of these.
+    pub(crate) fn update_groups(
+        &self,
+        step: &Step,
+        rows: &mut impl UpdateRows,
+    ) -> Result<Vec<Vec<f32>>> {
         let is_wanted = step.wanting.contains(&true);
+        let mut away = vec![Vec::new(); self.nodes().count() - 1];
         let mut at = self.place.layout.grads_at(self.grads_step);
-        let region = self.place.pad.heap().region(self.rank());
+        let region = self.place.region(self.rank());
         let precision = self.place.plan.output_precision();
         let groups = self.place.plan.groups(self.rank()).iter().zip(&step.groups);
         for (number, (group, bags)) in groups.enumerate() {
@@ -114,39 +156,43 @@ impl Exchange {
             let place = wants.then_some(of_weights.as_mut_slice());
             rows.update(number, &bags.bags(), &grads, place)?;
             if wants {
-                self.put_weight_grads(step, group, bags, &of_weights);
+                self.put_weight_grads(step, group, bags, &of_weights, &mut away);
             }
         }
-        if is_wanted {
-            self.place.pad.put_all(Channel::WeightGrads, epoch);
-            self.place.pad.wait_all(Channel::WeightGrads, epoch)?;
-        }
-        match weight_grads {
-            Some(out) => self.read_weight_grads(step, grad, out),
-            None => Ok(()),
-        }
+        Ok(away)
     }
 
     // Writes the columns that `holder` wants of this rank's samples.
     fn put_grads(&self, step: &Step, grad: &[f32], holder: usize) -> Result<()> {
-        let mut writer = self.place.pad.heap().region(holder).writer();
-        let precision = self.place.plan.output_precision();
-        let stride = self.place.plan.output_dim();
+        let mut writer = self.place.region(holder).writer();
         let own = step.samples_of(self.rank());
         let mut base = self.place.layout.grads_at(self.grads_step);
         for group in self.place.plan.groups(holder) {
-            let runs = runs_of(group);
-            let row_bytes = precision.vector_bytes(group.width);
-            for (sample, row) in own.clone().zip(grad.chunks_exact(stride)) {
-                let to = base + sample * row_bytes;
-                for run in &runs {
-                    let from = &row[run.output_column..run.output_column + run.len];
-                    let byte = to + precision.vector_bytes(run.grad_column);
-                    let place = writer.values(byte, precision.vector_bytes(run.len));
-                    precision.write(from, place)?;
-                }
-            }
+            let row_bytes = self.place.plan.output_precision().vector_bytes(group.width);
+            self.put_group(&mut writer, group, grad, base + own.start * row_bytes)?;
             base += step.sample_count() * row_bytes;
+        }
+        Ok(())
+    }
+
+    /// Writes the columns of `group` of this rank's gradients, sample by sample, from byte `at` on.
+    pub(crate) fn put_group(
+        &self,
+        writer: &mut Writer<'_>,
+        group: &Group,
+        grad: &[f32],
+        at: usize,
+    ) -> Result<()> {
+        let precision = self.place.plan.output_precision();
+        let runs = runs_of(group);
+        let row_bytes = precision.vector_bytes(group.width);
+        let rows = grad.chunks_exact(self.place.plan.output_dim());
+        for (to, row) in (0..).map(|sample| at + sample * row_bytes).zip(rows) {
+            for run in &runs {
+                let from = &row[run.output_column..run.output_column + run.len];
+                let byte = to + precision.vector_bytes(run.grad_column);
+                precision.write(from, writer.values(byte, precision.vector_bytes(run.len)))?;
+            }
         }
         Ok(())
     }
@@ -178,19 +224,38 @@ impl Exchange {
         per_index
     }
 
-    // Sends the gradient of each weight to the rank whose index it is.
-    fn put_weight_grads(&self, step: &Step, group: &Group, bags: &GroupBags, of_weights: &[f32]) {
+    // Sends the gradient of each weight to the rank whose index it is, or lists it for its node.
+    fn put_weight_grads(
+        &self,
+        step: &Step,
+        group: &Group,
+        bags: &GroupBags,
+        of_weights: &[f32],
+        away: &mut [Vec<f32>],
+    ) {
+        let nodes = self.nodes();
         for (origin, &value) in bags.origins.iter().zip(of_weights) {
             let rank = origin.rank as usize;
             let is_mine = group.kind == GroupKind::Sums || rank == self.rank();
-            if is_mine && step.wanting[rank] {
+            if !is_mine || !step.wanting[rank] {
+                continue;
+            }
+            if nodes.is_here(rank) {
                 let at = self.place.layout.weight_grads_at() + origin.position as usize * WORD;
-                self.place.pad.heap().region(rank).writer().values(at, 1).fill(value);
+                self.place.region(rank).writer().values(at, 1).fill(value);
+            } else {
+                away[nodes.place_of(rank / nodes.ranks_each())].push(value);
             }
         }
     }
 
-    fn read_weight_grads(&self, step: &Step, grad: &[f32], out: &mut [f32]) -> Result<()> {
+    /// Reads the gradients of this rank's weights.
+    pub(crate) fn read_weight_grads(
+        &self,
+        step: &Step,
+        grad: &[f32],
+        out: &mut [f32],
+    ) -> Result<()> {
         let Some(own) = &step.own else {
             return Err(Error::invalid("the forward did not want gradients of weights"));
         };
@@ -199,11 +264,11 @@ impl Exchange {
                 .with("indices", own.indices.len())
                 .with("found", out.len()));
         }
-        let region = self.place.pad.heap().region(self.rank());
+        let region = self.place.region(self.rank());
         out.copy_from_slice(region.read(self.place.layout.weight_grads_at(), out.len()));
         // Rows of row-wise features are here already, as they were before the step.
         let rank = self.rank();
-        let source = Source { rank, bags: own.bags()?, wants_weight_grads: true, part_count: 1 };
+        let source = own.source(rank)?;
         let samples = 0..source.bags.batch_size();
         for received in self.place.received(&source, samples, step.output_epoch) {
             self.fill_weight_grads(&received, grad, out);
@@ -240,13 +305,14 @@ struct Shape {
 }
 
 /// Columns that lie side by side in output and matrix.
-struct Run {
-    output_column: usize,
-    grad_column: usize,
-    len: usize,
+pub(crate) struct Run {
+    pub(crate) output_column: usize,
+    pub(crate) grad_column: usize,
+    pub(crate) len: usize,
 }
 
-fn runs_of(group: &Group) -> Vec<Run> {
+/// Returns the columns of `group` that lie side by side.
+pub(crate) fn runs_of(group: &Group) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for member in &group.members {
         match runs.last_mut() {

@@ -56,7 +56,7 @@ impl Exchange {
         let columns =
             |member: &Member| Columns { stride: width, first: member.grad_column, dim: member.dim };
         let mut to = Matrix::new(local, group.members.iter().map(columns));
-        rows.lookup(0, &step.lookup(0, 0).bags(), &mut to)
+        rows.lookup(0, &step.lookup(0, 0), &mut to)
     }
 
     /// Copies blocks of `local` to all ranks and waits for theirs, over the memory and signals of

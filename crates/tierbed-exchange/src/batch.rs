@@ -1,17 +1,18 @@
-//! The ids that all ranks request of this rank: published by each, gathered by each.
+//! The ids that a rank requests, as it publishes them for the ranks of its node.
 //!
 //! A rank writes its bags into its own region and signals; the others read what concerns the
-//! rows they hold. Samples are numbered across ranks: those of rank 0 first.
+//! rows they hold.
 
 #![expect(clippy::indexing_slicing, reason = "offsets and indices are those of checked bags")]
 
-use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::Pooling;
+use std::ops::Range;
 
+use tierbed_core::{Bags, Error, Result};
+
+use crate::bags::MemberBags;
 use crate::layout::{Layout, BAGS_HEADER_BYTES};
 use crate::memory::Region;
-use crate::plan::{ExchangePlan, Group, GroupKind};
-use crate::step::Part;
+use crate::plan::ExchangePlan;
 
 /// What precedes a rank's bags.
 #[derive(Debug, Clone, Copy)]
@@ -33,19 +34,14 @@ pub(crate) struct BatchOptions {
     pub(crate) part_count: usize,
 }
 
-/// Writes the bags of this rank into its region.
-///
-/// # Errors
-/// `Invalid` when the batch is longer than the limits, has other features than the plan, or an
-/// id that its table does not have; nothing was written then.
+/// Writes the bags of this rank, which were checked, into its region.
 pub(crate) fn publish(
     plan: &ExchangePlan,
     layout: &Layout,
     region: Region<'_>,
     bags: &Bags<'_>,
     options: BatchOptions,
-) -> Result<()> {
-    check(plan, layout, bags)?;
+) {
     let mut writer = region.writer();
     let header = [
         plan.fingerprint(),
@@ -61,10 +57,14 @@ pub(crate) fn publish(
     if let Some(weights) = bags.weights {
         writer.values(layout.weights_at(), weights.len()).copy_from_slice(weights);
     }
-    Ok(())
 }
 
-fn check(plan: &ExchangePlan, layout: &Layout, bags: &Bags<'_>) -> Result<()> {
+/// Checks a batch against the plan and the limits.
+///
+/// # Errors
+/// `Invalid` when it is longer than the limits, has other features than the plan, or an id that its
+/// table does not have.
+pub(crate) fn check_bags(plan: &ExchangePlan, layout: &Layout, bags: &Bags<'_>) -> Result<()> {
     if bags.feature_count != plan.feature_count() {
         return Err(Error::invalid("batch has another number of features than the plan")
             .with("features", bags.feature_count)
@@ -94,7 +94,7 @@ fn check(plan: &ExchangePlan, layout: &Layout, bags: &Bags<'_>) -> Result<()> {
 }
 
 /// Returns the positions of a feature's indices; a feature has at least one offset.
-pub(crate) fn feature_range(offsets: &[i64]) -> std::ops::Range<usize> {
+pub(crate) fn feature_range(offsets: &[i64]) -> Range<usize> {
     offsets[0] as usize..offsets[offsets.len() - 1] as usize
 }
 
@@ -108,6 +108,12 @@ pub(crate) struct Source<'h> {
 }
 
 impl<'h> Source<'h> {
+    /// Returns the bags of `feature`.
+    pub(crate) fn member(&self, feature: usize) -> MemberBags<'h> {
+        let Bags { indices, weights, .. } = self.bags;
+        MemberBags { offsets: self.bags.feature_offsets(feature), indices, weights, counts: None }
+    }
+
     /// Reads what `rank` published.
     ///
     /// # Errors
@@ -155,146 +161,5 @@ impl<'h> Source<'h> {
             wants_weight_grads: header.wants_weight_grads != 0,
             part_count: header.part_count as usize,
         })
-    }
-}
-
-/// The bags of one group, of all ranks or of this one, gathered feature by feature.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct GroupBags {
-    /// Row ids, `[E]`.
-    pub(crate) indices: Vec<i64>,
-    /// Bag bounds, `[members * B + 1]`.
-    pub(crate) offsets: Vec<i64>,
-    /// Weights, `[E]`, where the batch has them and the group pools.
-    pub(crate) weights: Option<Vec<f32>>,
-    /// Where each index came from; kept where something goes back per index.
-    pub(crate) origins: Vec<Origin>,
-    member_count: usize,
-}
-
-/// An index, as its sample's rank numbers it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Origin {
-    pub(crate) rank: u32,
-    /// Position in that rank's batch.
-    pub(crate) position: u32,
-    /// Sample across ranks.
-    pub(crate) sample: u32,
-    /// Indices of the whole bag.
-    pub(crate) count: u32,
-    /// Weight of the index, if it has one.
-    pub(crate) weight: Option<f32>,
-}
-
-impl GroupBags {
-    /// Gathers what `group` needs from a part of the samples of each of `sources`;
-    /// `keeps_origins` for weights' gradients.
-    pub(crate) fn gather(
-        group: &Group,
-        sources: &[Source<'_>],
-        part: Part,
-        keeps_origins: bool,
-    ) -> Self {
-        let is_rows = group.kind == GroupKind::Rows;
-        let has_weights = !is_rows && sources.iter().any(|source| source.bags.weights.is_some());
-        let mut gathered = Self {
-            weights: has_weights.then(Vec::new),
-            member_count: group.members.len(),
-            ..Self::default()
-        };
-        gathered.offsets.push(0);
-        for member in &group.members {
-            let mut first_sample = 0;
-            for source in sources {
-                let samples = part.samples(source.bags.batch_size());
-                let offsets = source.bags.feature_offsets(member.feature);
-                let offsets = &offsets[samples.start..=samples.end];
-                let held = is_rows.then_some(member.first_row..member.end_row);
-                if is_rows || keeps_origins {
-                    let first_sample = first_sample + samples.start;
-                    gathered.add_one_by_one(source, offsets, first_sample, held);
-                } else {
-                    gathered.add_at_once(source, offsets);
-                }
-                first_sample += source.bags.batch_size();
-            }
-        }
-        gathered
-    }
-
-    /// Returns them as bags; they are as right as those they were gathered from.
-    pub(crate) fn bags(&self) -> Bags<'_> {
-        Bags {
-            indices: &self.indices,
-            offsets: &self.offsets,
-            weights: self.weights.as_deref(),
-            feature_count: self.member_count,
-        }
-    }
-
-    /// Returns the number of samples `B`.
-    pub(crate) fn sample_count(&self) -> usize {
-        (self.offsets.len() - 1) / self.member_count.max(1)
-    }
-
-    /// Returns the `B + 1` offsets of member `at`, where `B` is `samples`.
-    pub(crate) fn offsets_of(&self, at: usize, samples: usize) -> &[i64] {
-        &self.offsets[at * samples..(at + 1) * samples + 1]
-    }
-
-    fn add_at_once(&mut self, source: &Source<'_>, offsets: &[i64]) {
-        let range = feature_range(offsets);
-        let shift = self.indices.len() as i64 - range.start as i64;
-        self.offsets.extend(offsets.iter().skip(1).map(|&offset| offset + shift));
-        self.indices.extend_from_slice(&source.bags.indices[range.clone()]);
-        if let Some(weights) = &mut self.weights {
-            match source.bags.weights {
-                Some(given) => weights.extend_from_slice(&given[range]),
-                None => weights.resize(weights.len() + range.len(), 1.0),
-            }
-        }
-    }
-
-    // Only rows of `held`, when given.
-    fn add_one_by_one(
-        &mut self,
-        source: &Source<'_>,
-        offsets: &[i64],
-        first_sample: usize,
-        held: Option<std::ops::Range<u64>>,
-    ) {
-        for (bag, bounds) in offsets.windows(2).enumerate() {
-            let (start, end) = (bounds[0], bounds[1]);
-            for position in start as usize..end as usize {
-                let id = source.bags.indices[position];
-                if held.as_ref().is_some_and(|held| !held.contains(&(id as u64))) {
-                    continue;
-                }
-                let given = source.bags.weights.map(|weights| weights[position]);
-                self.indices.push(id);
-                if let Some(weights) = &mut self.weights {
-                    weights.push(given.unwrap_or(1.0));
-                }
-                self.origins.push(Origin {
-                    rank: source.rank as u32,
-                    position: position as u32,
-                    sample: (first_sample + bag) as u32,
-                    count: (end - start) as u32,
-                    weight: given,
-                });
-            }
-            self.offsets.push(self.indices.len() as i64);
-        }
-    }
-}
-
-/// Returns the gradient of one index from that of its bag: times its weight, over the count for
-/// "mean"; the roundings are those of `tierbed_kernels::grad`.
-pub(crate) fn index_grad(value: f32, pooling: Pooling, origin: &Origin) -> f32 {
-    let value = origin.weight.map_or(value, |weight| weight * value);
-    if pooling == Pooling::Mean {
-        value / origin.count as f32
-    } else {
-        value
     }
 }

@@ -11,11 +11,12 @@ use bytemuck::Pod;
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Destination;
 
-use crate::batch::{feature_range, GroupBags, Source};
+use crate::batch::{feature_range, Source};
 use crate::exchange::Place;
-use crate::memory::Writer;
+use crate::memory::{Region, Writer};
 use crate::plan::{ExchangePlan, Group};
 use crate::precision::Precision;
+use crate::row_lookup::{RowLookup, RowPlace};
 
 /// From this size on, what a rank writes is taken to leave the caches before it is read: writing
 /// past them then saves reading every line first.
@@ -83,54 +84,99 @@ impl<P: Places> Destination for Sender<P> {
     }
 }
 
-/// Places of pooled vectors: row and columns of the output of the sample's rank.
+/// Places of pooled vectors: row and columns of the output of the sample's rank, or of the answer
+/// to its node.
 pub(crate) struct Outputs<'h> {
     ranks: Vec<RankOutput<'h>>,
-    /// First byte in a row of the output and number of columns of each member.
+    /// First column and number of columns of each member, in outputs.
     columns: Vec<(usize, usize)>,
-    row_bytes: usize,
+    /// First column of each member in answers, which have the columns of the group.
+    packed: Vec<usize>,
+    precision: Precision,
     /// Rank of the last vector: samples come in order, so it mostly has the next one too.
     cursor: usize,
 }
 
-struct RankOutput<'h> {
-    writer: Writer<'h>,
-    first_sample: usize,
-    end_sample: usize,
+/// Where the vectors of some samples of one rank lie.
+pub(crate) struct RankOutput<'h> {
+    pub(crate) writer: Writer<'h>,
+    pub(crate) samples: Range<usize>,
     /// Byte of the row of its first sample.
-    first_byte: usize,
+    pub(crate) first_byte: usize,
+    pub(crate) row_bytes: usize,
+    /// Whether a row has the columns of the group alone.
+    pub(crate) is_packed: bool,
 }
 
 impl<'h> Outputs<'h> {
-    /// Sends `columns` of samples of each rank to the output of `step`; the samples of all these
-    /// ranks are numbered one after the other.
+    /// Sends `columns` of samples of each rank to the output of `step`, ranks of this node only;
+    /// the samples of all these ranks are numbered one after the other.
     pub(crate) fn sender(
         place: &'h Place,
         samples: impl Iterator<Item = (usize, Range<usize>)>,
         columns: Vec<(usize, usize)>,
         step: u64,
     ) -> Sender<Self> {
-        let precision = place.plan.output_precision();
-        let row_bytes = precision.vector_bytes(place.plan.output_dim());
-        let output_at = place.layout.output_at(step);
         let mut end = 0;
         let ranks = samples.map(|(rank, samples)| {
             let first_sample = end;
             end += samples.len();
-            let first_byte = output_at + samples.start * row_bytes;
-            let writer = place.pad.heap().region(rank).writer();
-            RankOutput { writer, first_sample, end_sample: end, first_byte }
+            RankOutput::here(place, rank, samples.start, first_sample..end, step)
         });
         let ranks = ranks.collect();
-        let in_bytes = |(first, dim)| (precision.vector_bytes(first), dim);
-        let columns = columns.into_iter().map(in_bytes).collect();
-        Sender::new(Self { ranks, columns, row_bytes, cursor: 0 }, precision)
+        Self::over(place.plan.output_precision(), ranks, columns, Vec::new())
+    }
+
+    /// Sends the vectors of `group` to `ranks`.
+    pub(crate) fn of_group(
+        precision: Precision,
+        ranks: Vec<RankOutput<'h>>,
+        group: &Group,
+    ) -> Sender<Self> {
+        let packed = group.members.iter().map(|member| member.grad_column).collect();
+        Self::over(precision, ranks, columns_of(group), packed)
+    }
+
+    fn over(
+        precision: Precision,
+        ranks: Vec<RankOutput<'h>>,
+        columns: Vec<(usize, usize)>,
+        packed: Vec<usize>,
+    ) -> Sender<Self> {
+        Sender::new(Self { ranks, columns, packed, precision, cursor: 0 }, precision)
+    }
+}
+
+impl<'h> RankOutput<'h> {
+    /// Names the rows of `rank`, of this node, from its sample `first` on; in the lookup they are
+    /// `samples`.
+    pub(crate) fn here(
+        place: &'h Place,
+        rank: usize,
+        first: usize,
+        samples: Range<usize>,
+        step: u64,
+    ) -> Self {
+        let row_bytes = place.plan.output_precision().vector_bytes(place.plan.output_dim());
+        let first_byte = place.layout.output_at(step) + first * row_bytes;
+        let writer = place.region(rank).writer();
+        Self { writer, samples, first_byte, row_bytes, is_packed: false }
+    }
+
+    /// Names the rows of the samples of `node` in the answer to it, from `first_byte` on.
+    pub(crate) fn away(
+        answer: Region<'h>,
+        first_byte: usize,
+        row_bytes: usize,
+        samples: Range<usize>,
+    ) -> Self {
+        Self { writer: answer.writer(), samples, first_byte, row_bytes, is_packed: true }
     }
 }
 
 impl Places for Outputs<'_> {
     fn is_far(&self) -> bool {
-        let samples = self.ranks.last().map_or(0, |rank| rank.end_sample);
+        let samples = self.ranks.last().map_or(0, |rank| rank.samples.end);
         let dim: usize = self.columns.iter().map(|(_, dim)| dim).sum();
         samples * dim * size_of::<f32>() >= FAR_BYTES
     }
@@ -142,12 +188,14 @@ impl Places for Outputs<'_> {
 
     #[inline]
     fn values<T: Pod>(&mut self, feature: usize, at: usize, count: usize) -> &mut [T] {
-        let is_here = |rank: &RankOutput<'_>| (rank.first_sample..rank.end_sample).contains(&at);
+        let is_here = |rank: &RankOutput<'_>| rank.samples.contains(&at);
         if !self.ranks.get(self.cursor).is_some_and(is_here) {
-            self.cursor = self.ranks.partition_point(|rank| rank.end_sample <= at);
+            self.cursor = self.ranks.partition_point(|rank| rank.samples.end <= at);
         }
-        let (rank, first) = (&mut self.ranks[self.cursor], self.columns[feature].0);
-        let byte = rank.first_byte + (at - rank.first_sample) * self.row_bytes + first;
+        let rank = &mut self.ranks[self.cursor];
+        let column = if rank.is_packed { self.packed[feature] } else { self.columns[feature].0 };
+        let first = self.precision.vector_bytes(column);
+        let byte = rank.first_byte + (at - rank.samples.start) * rank.row_bytes + first;
         rank.writer.values(byte, count)
     }
 }
@@ -157,57 +205,53 @@ pub(crate) fn columns_of(group: &Group) -> Vec<(usize, usize)> {
     group.members.iter().map(|member| (member.output_column, member.dim)).collect()
 }
 
-/// Places of single rows: one per index of a row-wise feature, in the sample's rank.
-pub(crate) struct RowPlaces<'h> {
+/// Places of single rows: one per index of a row-wise feature, in the sample's rank or in the
+/// answer to another node.
+pub(crate) struct RowPlaces<'h, 'l> {
+    /// Those of this node's ranks, then the answers.
     writers: Vec<Writer<'h>>,
-    /// Rank and byte of each index.
-    places: Vec<(u32, usize)>,
-    /// First index and dim of each member.
-    members: Vec<(usize, usize)>,
+    lookup: &'l RowLookup,
+    /// Dim of each member.
+    dims: Vec<usize>,
+    /// Ranks of this node, and where the rows that they receive begin.
+    ranks_each: usize,
+    rows_at: usize,
 }
 
-impl<'h> RowPlaces<'h> {
-    /// Sends the rows of `bags` to where those of `step` arrive.
+impl<'h, 'l> RowPlaces<'h, 'l> {
+    /// Sends the rows of `lookup` to where those of `step` arrive, or into `answers`.
     pub(crate) fn sender(
         place: &'h Place,
         group: &Group,
-        bags: &GroupBags,
-        bases: &[Vec<RowBase>],
+        lookup: &'l RowLookup,
+        answers: &[Region<'h>],
         step: u64,
     ) -> Sender<Self> {
-        let precision = place.plan.row_precision();
-        let samples = bags.sample_count();
-        let (mut places, mut members) = (Vec::with_capacity(bags.indices.len()), Vec::new());
-        for (at, member) in group.members.iter().enumerate() {
-            let range = feature_range(bags.offsets_of(at, samples));
-            members.push((range.start, member.dim));
-            let row_bytes = precision.vector_bytes(member.dim);
-            for origin in &bags.origins[range] {
-                let of_feature = |base: &&RowBase| base.feature == member.feature;
-                let Some(base) = bases[origin.rank as usize].iter().find(of_feature) else {
-                    panic!("a row-wise feature has a base")
-                };
-                let at = origin.position as usize - base.first_index;
-                let byte = base.byte + at * row_bytes;
-                places.push((origin.rank, place.layout.rows_at(step) + byte));
-            }
-        }
-        let heap = place.pad.heap();
-        let writers = (0..bases.len()).map(|rank| heap.region(rank).writer()).collect();
-        Sender::new(Self { writers, places, members }, precision)
+        let ranks_each = place.nodes.ranks_each();
+        let here = (0..ranks_each).map(|local| place.pad.heap().region(local));
+        let places = Self {
+            writers: here.chain(answers.iter().copied()).map(Region::writer).collect(),
+            lookup,
+            dims: group.members.iter().map(|member| member.dim).collect(),
+            ranks_each,
+            rows_at: place.layout.rows_at(step),
+        };
+        Sender::new(places, place.plan.row_precision())
     }
 }
 
-impl Places for RowPlaces<'_> {
+impl Places for RowPlaces<'_, '_> {
     #[inline]
     fn dim(&self, feature: usize) -> usize {
-        self.members[feature].1
+        self.dims[feature]
     }
 
     #[inline]
     fn values<T: Pod>(&mut self, feature: usize, at: usize, count: usize) -> &mut [T] {
-        let (rank, byte) = self.places[self.members[feature].0 + at];
-        self.writers[rank as usize].values(byte, count)
+        let RowPlace { target, byte } = self.lookup.places[self.lookup.first_of(feature) + at];
+        let target = target as usize;
+        let first = if target < self.ranks_each { self.rows_at } else { 0 };
+        self.writers[target].values(first + byte, count)
     }
 }
 
@@ -241,6 +285,7 @@ mod tests {
     use super::*;
     use crate::heap::{LocalHeap, SymmetricHeap};
     use crate::layout::{Layout, Limits};
+    use crate::nodes::Nodes;
     use crate::pad::Pad;
     use crate::plan::{ShardedTable, Sharding};
     use tierbed_core::env::SystemClock;
@@ -261,7 +306,7 @@ mod tests {
         let pad = Pad::new(heap.clone(), 0, clock, Duration::from_secs(1)).unwrap();
         let samples = counts.into_iter().map(|count| 0..count).enumerate();
         let columns = columns_of(&plan.groups(0)[0]);
-        let place = Place { plan, layout, pad, kernels: Kernels::detect() };
+        let place = Place { plan, layout, pad, nodes: Nodes::one(2), kernels: Kernels::detect() };
         let mut to = Outputs::sender(&place, samples, columns, 1);
         for sample in 0..5 {
             to.vector(0, sample).fill(sample as f32);

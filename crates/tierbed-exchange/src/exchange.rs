@@ -14,13 +14,20 @@ use std::sync::Arc;
 use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_kernels::{Destination, Kernels};
 
+use crate::ahead::Ahead;
 use crate::arrivals::Arrivals;
-use crate::batch::{publish, BatchOptions, Source};
-use crate::destinations::{columns_of, Outputs, RowPlaces};
+use crate::bags::RankBags;
+use crate::batch::{check_bags, publish, BatchOptions, Source};
+use crate::destinations::row_bases;
 use crate::layout::Layout;
+use crate::memory::Region;
+use crate::nodes::Nodes;
 use crate::pad::{Channel, Pad};
-use crate::plan::{ExchangePlan, GroupKind};
-use crate::step::{OwnBags, Step, StepOf, Wants};
+use crate::plan::ExchangePlan;
+use crate::rail_grads::Stepping;
+use crate::rails::Question;
+use crate::row_lookup::Asking;
+use crate::step::{Gathering, OwnBags, Step, StepOf, Wants};
 
 /// Most parts of a batch: each costs a signal to every rank.
 pub const PARTS_MAX: usize = 1024;
@@ -33,6 +40,9 @@ pub trait LookupRows {
     /// # Errors
     /// Whatever keeps it from reading rows.
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()>;
+
+    /// Notes that `count` batches are looked up whose rows were brought before they were needed.
+    fn pass(&mut self, _count: usize) {}
 }
 
 /// What ranks agree on, and this rank's way to the memory of all.
@@ -40,14 +50,32 @@ pub trait LookupRows {
 pub(crate) struct Place {
     pub(crate) plan: ExchangePlan,
     pub(crate) layout: Layout,
+    /// Of the ranks of this node.
     pub(crate) pad: Pad,
+    pub(crate) nodes: Nodes,
     pub(crate) kernels: Kernels,
 }
 
 impl Place {
-    /// Returns what `rank` published.
+    /// Returns this rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.nodes.first_rank() + self.pad.rank()
+    }
+
+    /// Returns the region of `rank`, which is on this node.
+    pub(crate) fn region(&self, rank: usize) -> Region<'_> {
+        assert!(self.nodes.is_here(rank), "memory of other nodes is out of reach");
+        self.pad.heap().region(self.nodes.local(rank))
+    }
+
+    /// Returns what `rank`, which is on this node, published.
     pub(crate) fn source(&self, rank: usize) -> Result<Source<'_>> {
-        Source::read(&self.plan, &self.layout, self.pad.heap().region(rank), rank)
+        Source::read(&self.plan, &self.layout, self.region(rank), rank)
+    }
+
+    /// Returns what the ranks of this node published.
+    pub(crate) fn sources(&self) -> Result<Vec<Source<'_>>> {
+        self.nodes.ranks_of(self.nodes.own()).map(|rank| self.source(rank)).collect()
     }
 }
 
@@ -70,11 +98,18 @@ pub struct Exchange {
     pub(crate) place: Arc<Place>,
     /// The failure that broke it.
     broken: Option<String>,
-    /// A step whose parts are still to be looked up here.
-    pending: Option<(Step, Arrivals, Wants)>,
-    /// Steps that wait for their backward.
+    /// A step that is still to be looked up here.
+    pub(crate) pending: Option<(Step, Arrivals)>,
+    /// What was asked of other nodes, until they have told what they ask.
+    pub(crate) asking: Option<Question>,
+    /// Batches that were announced.
+    pub(crate) ahead: Ahead,
+    /// Steps that wait for their backward, and the one whose backward is under way.
     pub(crate) kept: Vec<Step>,
+    pub(crate) stepping: Option<Stepping>,
     step: u64,
+    /// How often bags were published.
+    published: u32,
     output_epoch: u64,
     /// Signals of outputs that were planned: one for each part.
     output_signals: u32,
@@ -83,25 +118,46 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Joins as the rank of `pad`.
+    /// Joins as the rank of `pad`, whose ranks are all there are.
     ///
     /// # Errors
     /// `Invalid` when the plan is for another number of ranks, or regions are too short for it.
     pub fn new(plan: ExchangePlan, layout: Layout, pad: Pad) -> Result<Self> {
+        let nodes = Nodes::one(pad.rank_count());
+        Self::of_nodes(plan, layout, pad, nodes)
+    }
+
+    /// Joins as the rank of `pad`, whose ranks are those of one of the `nodes`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_nodes(plan: ExchangePlan, layout: Layout, pad: Pad, nodes: Nodes) -> Result<Self> {
         let found = pad.heap().region(pad.rank()).len_bytes();
-        if plan.rank_count() != pad.rank_count() || found < layout.region_bytes() {
+        let is_its = plan.rank_count() == nodes.rank_count();
+        if !is_its || pad.rank_count() != nodes.ranks_each() || found < layout.region_bytes() {
             return Err(Error::invalid("the heap is not that of the plan")
                 .with("ranks", pad.rank_count())
+                .with("nodes", nodes.count())
                 .with("expected_ranks", plan.rank_count())
                 .with("region_bytes", found)
                 .with("expected_bytes", layout.region_bytes()));
         }
         Ok(Self {
-            place: Arc::new(Place { plan, layout, pad, kernels: Kernels::detect() }),
+            place: Arc::new(Place {
+                pad: pad.named_from(nodes.first_rank()),
+                plan,
+                layout,
+                nodes,
+                kernels: Kernels::detect(),
+            }),
             broken: None,
             pending: None,
+            asking: None,
+            ahead: Ahead::default(),
             kept: Vec::new(),
+            stepping: None,
             step: 0,
+            published: 0,
             output_epoch: 0,
             output_signals: 0,
             grads_step: 0,
@@ -118,7 +174,13 @@ impl Exchange {
     /// Returns this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.place.pad.rank()
+        self.place.rank()
+    }
+
+    /// Returns which ranks share memory.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.place.nodes
     }
 
     /// Changes how long a rank may be silent.
@@ -126,7 +188,7 @@ impl Exchange {
         Arc::make_mut(&mut self.place).pad.set_timeout(timeout);
     }
 
-    /// Looks up one batch together: `bags` are this rank's samples.
+    /// Looks up one batch together, with the ranks of one node: `bags` are this rank's samples.
     ///
     /// # Errors
     /// `Invalid` for a batch that is too large or an id out of range: nothing has happened then.
@@ -137,9 +199,12 @@ impl Exchange {
         wants: Wants,
         rows: &mut impl LookupRows,
     ) -> Result<Output> {
-        let mut step = self.begin(bags, wants)?;
+        let mut step = match self.take_announced(bags, wants)? {
+            Some(step) => step,
+            None => self.begin(bags, wants)?,
+        };
         let output = self.exchange(&mut step, rows)?;
-        self.keep(step, wants);
+        self.keep(step);
         Ok(output)
     }
 
@@ -155,10 +220,8 @@ impl Exchange {
         wants: Wants,
         part_count: usize,
     ) -> Result<Arrivals> {
-        let mut step = self.begin_parts(bags, wants, part_count)?;
-        let arrivals = self.expect(&mut step);
-        self.pending = Some((step, arrivals.clone(), wants));
-        Ok(arrivals)
+        let step = self.begin_parts(bags, wants, part_count)?;
+        Ok(self.expect_answers(step))
     }
 
     /// Looks up what [`forward_parts`](Self::forward_parts) began; returns when all ranks have.
@@ -167,12 +230,12 @@ impl Exchange {
     /// `Invalid` when nothing was begun, otherwise as [`forward`](Self::forward).
     pub fn serve(&mut self, rows: &mut impl LookupRows) -> Result<()> {
         self.check()?;
-        let Some((step, arrivals, wants)) = self.pending.take() else {
+        let Some((step, arrivals)) = self.pending.take() else {
             return Err(Error::invalid("no parts are to be looked up"));
         };
         let result = self.look_up(&step, &arrivals, rows).and_then(|()| arrivals.wait_for_all());
         self.break_on_error(result)?;
-        self.keep(step, wants);
+        self.keep(step);
         Ok(())
     }
 
@@ -193,6 +256,18 @@ impl Exchange {
         let arrivals = self.expect(step);
         let result = self.look_up(step, &arrivals, rows).and_then(|()| arrivals.output());
         self.break_on_error(result)
+    }
+
+    /// Makes sure that a batch may be looked up now.
+    ///
+    /// # Errors
+    /// `Invalid` for one that is too large, has an id out of range, or comes too early.
+    pub(crate) fn check_batch(&self, bags: &Bags<'_>) -> Result<()> {
+        self.check()?;
+        if self.pending.is_some() || self.asking.is_some() {
+            return Err(Error::invalid("parts of the lookup before are still to be looked up"));
+        }
+        check_bags(&self.place.plan, &self.place.layout, bags)
     }
 
     /// Returns the values of an output, `[samples, output_dim]`, while it is valid; narrow ones
@@ -222,6 +297,25 @@ impl Exchange {
         })
     }
 
+    /// Breaks the exchange: `cause` kept this rank from its part in a call of all ranks.
+    pub fn fail(&mut self, cause: &str) {
+        self.place.pad.fail();
+        self.broken.get_or_insert_with(|| cause.to_owned());
+    }
+
+    /// Breaks the exchange because `lost`, a rank of another node, does not answer: `cause` says
+    /// how it was noticed.
+    pub fn lose(&mut self, lost: usize, cause: &str) {
+        self.place.pad.fail_for(lost);
+        self.broken.get_or_insert_with(|| cause.to_owned());
+    }
+
+    /// Returns whether a failure broke the exchange: nothing can be looked up any more.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         match &self.broken {
             None => Ok(()),
@@ -240,11 +334,40 @@ impl Exchange {
         arrivals
     }
 
+    /// Lets `step` be the one whose parts are to be looked up.
+    pub(crate) fn expect_answers(&mut self, mut step: Step) -> Arrivals {
+        let arrivals = self.expect(&mut step);
+        self.pending = Some((step, arrivals.clone()));
+        arrivals
+    }
+
     fn begin_parts(&mut self, bags: &Bags<'_>, wants: Wants, part_count: usize) -> Result<Step> {
-        self.check()?;
-        if self.pending.is_some() {
-            return Err(Error::invalid("parts of the lookup before are still to be looked up"));
-        }
+        assert_eq!(self.nodes().count(), 1, "several nodes ask each other");
+        self.publish(bags, wants, part_count)?;
+        let own = wants.weight_grads.then(|| OwnBags::new(bags));
+        let result = self.gather_here(wants, part_count, own);
+        let step = self.break_on_error(result)?;
+        Ok(self.numbered(step))
+    }
+
+    /// Gives `step` the next number.
+    pub(crate) fn numbered(&mut self, mut step: Step) -> Step {
+        self.step += 1;
+        step.number = self.step;
+        step
+    }
+
+    /// Publishes this rank's bags, and waits for those of the ranks of this node.
+    ///
+    /// # Errors
+    /// As [`forward_parts`](Self::forward_parts).
+    pub(crate) fn publish(
+        &mut self,
+        bags: &Bags<'_>,
+        wants: Wants,
+        part_count: usize,
+    ) -> Result<()> {
+        self.check_batch(bags)?;
         if part_count == 0 || part_count > PARTS_MAX {
             return Err(Error::invalid("a batch has 1 to 1024 parts").with("parts", part_count));
         }
@@ -253,38 +376,46 @@ impl Exchange {
             return Err(Error::unsupported("no gradient of weights of tables divided by columns")
                 .with("remedy", "divide weighted tables by rows, or hold them whole"));
         }
+        let is_free = self.ahead.wait_until_gathered(pad);
         let region = pad.heap().region(pad.rank());
         let options = BatchOptions { wants_weight_grads: wants.weight_grads, part_count };
-        publish(plan, layout, region, bags, options)?;
-        self.step += 1;
-        let result = self.gather(wants, part_count).map(|mut step| {
-            step.own = wants.weight_grads.then(|| OwnBags::new(bags));
-            step
-        });
+        if is_free.is_ok() {
+            publish(plan, layout, region, bags, options);
+        }
+        self.break_on_error(is_free)?;
+        self.published = self.published.wrapping_add(1);
+        let published = self.published;
+        let pad = &self.place.pad;
+        pad.put_all(Channel::Bags, published);
+        let result = pad.wait_all(Channel::Bags, published);
         self.break_on_error(result)
     }
 
-    fn gather(&self, wants: Wants, part_count: usize) -> Result<Step> {
-        let Place { plan, pad, .. } = self.place.as_ref();
-        pad.put_all(Channel::Bags, self.step as u32);
-        pad.wait_all(Channel::Bags, self.step as u32)?;
-        let sources: Result<Vec<_>> =
-            (0..pad.rank_count()).map(|rank| self.place.source(rank)).collect();
-        let sources = sources?;
-        if let Some(other) = sources.iter().find(|source| source.part_count != part_count) {
-            return Err(Error::invalid(format!("rank {} has other parts", other.rank))
-                .with("rank", other.rank)
-                .with("found_parts", other.part_count)
-                .with("expected_parts", part_count)
-                .with("remedy", "all ranks divide a batch into equally many parts"));
-        }
-        let of = StepOf { rank: pad.rank(), number: self.step, wants, part_count };
-        Ok(Step::gather(plan, &sources, of))
+    /// Returns how often bags were published.
+    pub(crate) fn published(&self) -> u32 {
+        self.published
+    }
+
+    /// Gathers what the ranks of this node, which are all, published.
+    pub(crate) fn gather_here(
+        &self,
+        wants: Wants,
+        part_count: usize,
+        own: Option<OwnBags>,
+    ) -> Result<Step> {
+        let place = self.place.as_ref();
+        let sources = sources_in_parts(place, part_count)?;
+        let bases: Vec<_> = sources.iter().map(|source| row_bases(&place.plan, source)).collect();
+        let ranks: Vec<_> = sources.into_iter().map(RankBags::Here).collect();
+        let (plan, nodes) = (&place.plan, place.nodes);
+        let asking = Asking { plan, nodes, ranks: &ranks, bases: &bases };
+        let of = StepOf { rank: self.rank(), wants, part_count };
+        Ok(Step::gather(Gathering { asking, asked: Vec::new(), own }, of))
     }
 
     // A forward without its backward, as of an interrupted step, is forgotten in time.
-    fn keep(&mut self, step: Step, wants: Wants) {
-        if wants.backward {
+    pub(crate) fn keep(&mut self, step: Step) {
+        if step.wants.backward {
             let oldest = self.step.saturating_sub(self.place.layout.output_count() as u64);
             self.kept.retain(|step| step.number > oldest);
             self.kept.push(step);
@@ -294,31 +425,28 @@ impl Exchange {
     // Looks up all parts, each with its signal behind it.
     fn look_up(&self, step: &Step, arrivals: &Arrivals, rows: &mut impl LookupRows) -> Result<()> {
         for part in 0..step.part_count {
-            self.look_up_part(step, part, rows)?;
+            self.look_up_part(step, part, rows, &[])?;
             self.place.pad.put_all(Channel::Outputs, arrivals.signal(part));
         }
+        rows.pass(step.passed);
         Ok(())
     }
+}
 
-    fn look_up_part(&self, step: &Step, part: usize, rows: &mut impl LookupRows) -> Result<()> {
-        let place = self.place.as_ref();
-        let (rank, epoch) = (self.rank(), step.output_epoch);
-        for (at, group) in place.plan.groups(rank).iter().enumerate() {
-            let bags = step.lookup(part, at);
-            if group.kind == GroupKind::Rows {
-                let mut to = RowPlaces::sender(place, group, bags, &step.bases, epoch);
-                rows.lookup(at, &bags.bags(), &mut to)?;
-                to.into_result()?;
-                continue;
-            }
-            let is_own = group.kind == GroupKind::Mirrors;
-            let ranks = if is_own { rank..rank + 1 } else { 0..place.plan.rank_count() };
-            let samples = ranks.map(|rank| (rank, step.part_of(rank, part)));
-            let mut to = Outputs::sender(place, samples, columns_of(group), epoch);
-            rows.lookup(at, &bags.bags(), &mut to)?;
-        }
-        Ok(())
+/// Reads what the ranks of this node published.
+///
+/// # Errors
+/// `Invalid` when one of them has other parts.
+pub(crate) fn sources_in_parts(place: &Place, part_count: usize) -> Result<Vec<Source<'_>>> {
+    let sources = place.sources()?;
+    if let Some(other) = sources.iter().find(|source| source.part_count != part_count) {
+        return Err(Error::invalid(format!("rank {} has other parts", other.rank))
+            .with("rank", other.rank)
+            .with("found_parts", other.part_count)
+            .with("expected_parts", part_count)
+            .with("remedy", "all ranks divide a batch into equally many parts"));
     }
+    Ok(sources)
 }
 
 impl Drop for Exchange {

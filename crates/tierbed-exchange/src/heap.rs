@@ -17,6 +17,8 @@ use crate::memory::{Map, Region};
 /// Bytes before the first region.
 const HEADER_BYTES: usize = 4096;
 const PAGE_BYTES: usize = 4096;
+/// Where the token of a heap lies.
+const TOKEN_AT: usize = 8;
 /// First word of a heap: "TBEX".
 const MAGIC: u32 = 0x5845_4254;
 /// Most ranks of a heap: those of one machine.
@@ -72,36 +74,45 @@ pub struct ShmHeap {
 
 impl ShmHeap {
     /// Makes a heap of zeros with `region_bytes` for each rank; others open it by its
-    /// [`path`](Self::path).
+    /// [`path`](Self::path) and `token`, a number that no other heap has.
     ///
     /// # Errors
     /// `Invalid` for no rank or too many, `Io` when the kernel refuses the memory.
-    pub fn create(rank_count: usize, region_bytes: usize) -> Result<Self> {
+    pub fn create(rank_count: usize, region_bytes: usize, token: u64) -> Result<Self> {
         let len_bytes = heap_bytes(rank_count, region_bytes)?;
         let map = Map::create(len_bytes).map_err(|cause| not_mapped(len_bytes, cause))?;
         let header = [MAGIC, rank_count as u32];
-        Region::new(&map, 0, HEADER_BYTES).writer().values(0, 2).copy_from_slice(&header);
+        let mut writer = Region::new(&map, 0, HEADER_BYTES).writer();
+        writer.values(0, 2).copy_from_slice(&header);
+        writer.values(TOKEN_AT, 1).fill(token);
         Ok(Self { map, rank_count })
     }
 
     /// Opens the heap that another process made.
     ///
     /// # Errors
-    /// `Unsupported` when it cannot be opened (other machine, container or user), `Invalid` when
-    /// it is no heap of `rank_count` ranks.
-    pub fn open(path: &Path, rank_count: usize) -> Result<Self> {
+    /// `Unsupported` when it cannot be opened (other machine, container or user), or another
+    /// process has this path there; `Invalid` when it is no heap of `rank_count` ranks.
+    pub fn open(path: &Path, rank_count: usize, token: u64) -> Result<Self> {
         let map = Map::open(path).map_err(|cause| {
             Error::unsupported("cannot open the shared memory of rank 0")
                 .with("path", path.display())
                 .with("cause", cause)
-                .with("remedy", "ranks on several machines exchange by \"collective\"")
+                .with("remedy", "ranks on several machines exchange by \"auto\"")
         })?;
-        let found = if map.len_bytes() < HEADER_BYTES {
-            [0, 0]
+        let (found, found_token) = if map.len_bytes() < HEADER_BYTES {
+            ([0, 0], None)
         } else {
-            let header = Region::new(&map, 0, HEADER_BYTES).read::<u32>(0, 2);
-            [header[0], header[1]]
+            let region = Region::new(&map, 0, HEADER_BYTES);
+            let header = region.read::<u32>(0, 2);
+            ([header[0], header[1]], region.read::<u64>(TOKEN_AT, 1).first().copied())
         };
+        if found[0] != MAGIC || found_token != Some(token) {
+            // Containers number processes each from 1: the path may be that of another process.
+            return Err(Error::unsupported("another process has the path of the shared memory")
+                .with("path", path.display())
+                .with("remedy", "ranks on several machines exchange by \"auto\""));
+        }
         let rest = map.len_bytes().saturating_sub(HEADER_BYTES);
         let is_whole = rank_count > 0 && rest.is_multiple_of(rank_count * PAGE_BYTES);
         if found != [MAGIC, rank_count as u32] || !is_whole {
@@ -159,8 +170,8 @@ mod tests {
 
     #[test]
     fn what_one_process_writes_another_map_of_it_reads() {
-        let made = ShmHeap::create(2, 100).unwrap();
-        let opened = ShmHeap::open(&made.path(), 2).unwrap();
+        let made = ShmHeap::create(2, 100, 7).unwrap();
+        let opened = ShmHeap::open(&made.path(), 2, 7).unwrap();
         opened.region(1).writer().values(64, 3).copy_from_slice(&[1.0f32, 2.0, 3.0]);
         assert_eq!(made.region(1).read::<f32>(64, 3), [1.0, 2.0, 3.0]);
         assert_eq!(made.region(0).read::<f32>(64, 3), [0.0; 3]);
@@ -169,11 +180,14 @@ mod tests {
 
     #[test]
     fn a_heap_of_others_is_refused() {
-        let made = ShmHeap::create(2, 100).unwrap();
-        assert!(ShmHeap::open(&made.path(), 3).is_err());
-        let error = ShmHeap::open(Path::new("/proc/self/fd/no"), 2).unwrap_err();
+        let made = ShmHeap::create(2, 100, 7).unwrap();
+        assert!(ShmHeap::open(&made.path(), 3, 7).is_err());
+        let error = ShmHeap::open(Path::new("/proc/self/fd/no"), 2, 7).unwrap_err();
         assert_eq!(error.kind(), tierbed_core::ErrorKind::Unsupported);
-        assert!(ShmHeap::open(Path::new("/dev/null"), 2).is_err());
+        assert!(ShmHeap::open(Path::new("/dev/null"), 2, 7).is_err());
+        // What another process has at this path, in a namespace of its own.
+        let error = ShmHeap::open(&made.path(), 2, 8).unwrap_err();
+        assert_eq!(error.kind(), tierbed_core::ErrorKind::Unsupported);
         assert!(LocalHeap::new(0, 100).is_err());
         assert!(LocalHeap::new(RANKS_MAX + 1, 100).is_err());
         assert!(LocalHeap::new(2, usize::MAX - 1).is_err());

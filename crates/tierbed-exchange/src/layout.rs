@@ -2,14 +2,18 @@
 //!
 //! ```text
 //! | pad | bags: header, offsets, indices, weights | outputs, 2 | rows, 2 | grads, 2 |
-//! | weight grads |
+//! | weight grads | agreement, 2 | staged grads, 2 | guests |
 //! ```
+//!
+//! The last two are there with several nodes only: gradients that this rank sends to the holders on
+//! its rail for all ranks of its node, and bags of mirrored tables that came on it.
 //!
 //! All regions have this layout, long enough for the largest batch; memory is only taken for what
 //! is touched. Buffers that are read while the next step may be under way take turns.
 
 use tierbed_core::{Error, Result};
 
+use crate::nodes::Nodes;
 use crate::pad::pad_bytes;
 use crate::plan::{ExchangePlan, ShardedTable, Sharding};
 use crate::protocol::Turns;
@@ -59,6 +63,11 @@ pub struct Layout {
     rows: Area,
     grads: Area,
     weight_grads: Area,
+    agreement: Area,
+    /// Per turn one buffer for each other node.
+    staged: Area,
+    other_nodes: usize,
+    guests: Area,
     region_bytes: usize,
 }
 
@@ -76,16 +85,32 @@ impl Layout {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_turns(plan: &ExchangePlan, limits: Limits, turns: Turns) -> Result<Self> {
+        Self::of_nodes(plan, limits, turns, Nodes::one(plan.rank_count()))
+    }
+
+    /// Lays out the regions of a node: as many as it has ranks.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_nodes(
+        plan: &ExchangePlan,
+        limits: Limits,
+        turns: Turns,
+        nodes: Nodes,
+    ) -> Result<Self> {
         let Limits { samples_max, indices_max } = limits;
         if samples_max == 0 || indices_max == 0 {
             return Err(Error::invalid("limits of a batch must not be 0"));
         }
         let ranks = plan.rank_count();
+        let others = nodes.count() - 1;
         let output_bytes = |columns| plan.output_precision().vector_bytes(columns);
         let row_bytes = plan.tables().iter().map(|table| row_bytes(plan, table)).max().unwrap_or(0);
-        let mut next = Areas { end: Some(pad_bytes(ranks)) };
+        let mut next = Areas { end: Some(pad_bytes(nodes.ranks_each())) };
         let offset_count = plan.feature_count().saturating_mul(samples_max).saturating_add(1);
         let grad_columns = plan.grad_columns_max().saturating_mul(ranks);
+        let node_columns = plan.grad_columns_max().saturating_mul(nodes.ranks_each());
+        let guest_bytes = if plan.has_mirrors() { guest_bytes(plan, limits) } else { 0 };
         let layout = Self {
             limits,
             turns,
@@ -97,6 +122,10 @@ impl Layout {
             rows: next.area(turns.count(), indices_max, row_bytes),
             grads: next.area(turns.count(), samples_max, output_bytes(grad_columns)),
             weight_grads: next.area(1, indices_max, 4),
+            agreement: next.area(turns.count(), 2, 8),
+            staged: next.area(turns.count() * others, samples_max, output_bytes(node_columns)),
+            other_nodes: others,
+            guests: next.area(others, guest_bytes, 1),
             region_bytes: next.end.unwrap_or(0),
         };
         if next.end.is_none() {
@@ -151,6 +180,24 @@ impl Layout {
         self.weight_grads.start
     }
 
+    /// Returns where a rank says what it wants in agreement `number`: two numbers of 8 bytes.
+    pub(crate) fn agreement_at(&self, number: u64) -> usize {
+        self.agreement.buffer(self.turns.buffer(number))
+    }
+
+    /// Returns where gradients of backward `step` wait that are sent to the other node `other`.
+    pub(crate) fn staged_at(&self, step: u64, other: usize) -> usize {
+        assert!(other < self.other_nodes, "there is no other node {other}");
+        self.staged.buffer(self.turns.buffer(step) * self.other_nodes + other)
+    }
+
+    /// Returns where bags of mirrored tables of the other node `other` lie, and how many bytes they
+    /// may take.
+    pub(crate) fn guests_at(&self, other: usize) -> (usize, usize) {
+        assert!(other < self.other_nodes, "there is no other node {other}");
+        (self.guests.buffer(other), self.guests.bytes)
+    }
+
     /// Returns how many outputs exist at a time.
     #[must_use]
     pub fn output_count(&self) -> usize {
@@ -164,6 +211,12 @@ fn row_bytes(plan: &ExchangePlan, table: &ShardedTable) -> usize {
     } else {
         0
     }
+}
+
+// Most bytes of the mirrored bags of one rank: their number, lengths, ids and weights.
+fn guest_bytes(plan: &ExchangePlan, limits: Limits) -> usize {
+    let lengths = plan.feature_count().saturating_mul(limits.samples_max.saturating_mul(10) + 16);
+    limits.indices_max.saturating_mul(12).saturating_add(lengths).saturating_add(8)
 }
 
 /// Gives out areas in order.

@@ -21,8 +21,12 @@
 //! writer's signal of that epoch was seen; (3) buffers take turns, so a writer of epoch `e + 2`
 //! has seen its reader's signal of `e + 1`, which the reader gave after it was done with `e`.
 
+pub mod ahead;
 pub mod arrivals;
+mod asked;
+mod away;
 pub mod backward;
+mod bags;
 pub mod baseline;
 mod batch;
 mod destinations;
@@ -30,19 +34,29 @@ pub mod exchange;
 pub mod heap;
 pub mod layout;
 mod memory;
+mod message;
+pub mod nodes;
 pub mod pad;
+mod part;
 pub mod plan;
 pub mod precision;
 pub mod protocol;
+pub mod rail_grads;
+pub mod rails;
+mod row_lookup;
 pub mod step;
+mod uniques;
 
+pub use ahead::{Agreement, AnnouncedRows};
 pub use arrivals::Arrivals;
 pub use backward::UpdateRows;
 pub use exchange::{Exchange, LookupRows, Output};
 pub use heap::{LocalHeap, ShmHeap, SymmetricHeap};
 pub use layout::{Layout, Limits};
 pub use memory::{Region, Writer};
+pub use nodes::Nodes;
 pub use pad::{Channel, Pad};
 pub use plan::{ExchangePlan, Group, GroupKind, Member, ShardedTable, Sharding};
 pub use precision::Precision;
+pub use rails::RailBytes;
 pub use step::{Step, Wants};

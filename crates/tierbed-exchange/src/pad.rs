@@ -4,7 +4,7 @@
 //! line of 128 bytes apart, so that senders do not share cache lines.
 //!
 //! ```text
-//! | line 0: state of this rank | line 1 + channel * ranks + sender: its epoch | ...
+//! | line 0: state of this rank, rank it lost | line 1 + channel * ranks + sender: its epoch | ...
 //! ```
 //!
 //! Waiting spins for a moment, then sleeps; it ends with an error that names the rank when that
@@ -23,6 +23,8 @@ use crate::protocol::{is_at_least, is_reached, signal};
 
 /// Bytes between two words of a pad: two cache lines, as processors fetch them in pairs.
 const LINE_BYTES: usize = 128;
+/// Where a rank that failed says which rank of another node it lost, counted from 1.
+const LOST_AT: usize = 4;
 /// Looks before a rank goes to sleep: 20 to 50 microseconds. Sleeping costs a system call, but
 /// ranks that share a core only get on when the waiting one leaves it.
 const SPINS: usize = 1000;
@@ -42,9 +44,17 @@ pub enum Channel {
     WeightGrads,
     /// The rank has no further call to make.
     Close,
+    /// Ids that were published are gathered, and may be written again.
+    Gathered,
+    /// What the rank wants of an agreement is there.
+    Agreement,
+    /// Bags of mirrored tables that came from other nodes are there.
+    Guests,
+    /// Gradients of mirrored tables that came from other nodes are in the matrices.
+    GuestGrads,
 }
 
-const CHANNEL_COUNT: usize = 5;
+const CHANNEL_COUNT: usize = 9;
 
 /// What a rank says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +69,8 @@ enum State {
 pub struct Pad {
     heap: Arc<dyn SymmetricHeap>,
     rank: usize,
+    /// What errors call the first rank of the heap.
+    first_rank: usize,
     clock: Arc<dyn Clock>,
     timeout: Duration,
 }
@@ -85,7 +97,14 @@ impl Pad {
                 .with("region_bytes", heap.region(rank).len_bytes())
                 .with("minimum_bytes", pad_bytes(rank_count)));
         }
-        Ok(Self { heap, rank, clock, timeout })
+        Ok(Self { heap, rank, first_rank: 0, clock, timeout })
+    }
+
+    /// Counts ranks from `first_rank` in errors: those of nodes before are no ranks of this heap.
+    #[must_use]
+    pub fn named_from(mut self, first_rank: usize) -> Self {
+        self.first_rank = first_rank;
+        self
     }
 
     /// Returns the rank.
@@ -185,6 +204,14 @@ impl Pad {
         self.set_state(State::Failed);
     }
 
+    /// As [`fail`](Self::fail), because `lost`, a rank of another node, does not answer: those that
+    /// wait for this rank hear of that one.
+    pub fn fail_for(&self, lost: usize) {
+        let word = self.heap.region(self.rank).word(LOST_AT);
+        word.store(lost as u32 + 1, Ordering::Relaxed);
+        self.fail();
+    }
+
     fn word(
         &self,
         channel: Channel,
@@ -208,17 +235,24 @@ impl Pad {
     }
 
     fn left(&self, sender: usize, channel: Channel, state: State) -> Error {
-        let how = if state == State::Closed { "closed its exchange" } else { "failed" };
-        Error::new(ErrorKind::Closed, format!("rank {sender} {how} while rank {} waits", self.rank))
+        let lost = self.heap.region(sender).word(LOST_AT).load(Ordering::Relaxed);
+        let how = match (state, lost.checked_sub(1)) {
+            (State::Closed, _) => "closed its exchange".to_owned(),
+            (_, Some(lost)) => format!("lost rank {lost}, on another node,"),
+            (_, None) => "failed".to_owned(),
+        };
+        let (sender, own) = (self.first_rank + sender, self.first_rank + self.rank);
+        Error::new(ErrorKind::Closed, format!("rank {sender} {how} while rank {own} waits"))
             .with("rank", sender)
             .with("channel", format_args!("{channel:?}"))
             .with("remedy", "look at that rank's error, then start all ranks again")
     }
 
     fn silent(&self, sender: usize, channel: Channel) -> Error {
+        let sender = self.first_rank + sender;
         Error::new(ErrorKind::Io, format!("rank {sender} did not answer in time"))
             .with("rank", sender)
-            .with("waiting_rank", self.rank)
+            .with("waiting_rank", self.first_rank + self.rank)
             .with("channel", format_args!("{channel:?}"))
             .with("timeout_ms", self.timeout.as_millis())
             .with("remedy", "that rank was killed, or needs a longer time-out; restart all ranks")

@@ -87,6 +87,14 @@ pub struct Member {
     pub end_row: u64,
 }
 
+impl Member {
+    /// Returns the rows that are held.
+    #[must_use]
+    pub fn rows(&self) -> std::ops::Range<u64> {
+        self.first_row..self.end_row
+    }
+}
+
 /// What a rank does together: one lookup, one update.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
@@ -236,6 +244,12 @@ impl ExchangePlan {
     pub fn row_features(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.features.len())
             .filter(|&at| matches!(self.table_of(at).sharding, Sharding::Rows { .. }))
+    }
+
+    /// Returns whether every rank holds some table.
+    #[must_use]
+    pub fn has_mirrors(&self) -> bool {
+        self.tables.iter().any(|table| table.sharding == Sharding::Mirrored)
     }
 
     /// Returns whether a table is divided by columns.

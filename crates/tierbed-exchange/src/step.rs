@@ -9,12 +9,16 @@
 )]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tierbed_core::{Bags, Result};
 
-use crate::batch::{GroupBags, Source};
-use crate::destinations::{row_bases, RowBase};
-use crate::plan::{ExchangePlan, Group, GroupKind};
+use crate::asked::{Asked, Sections};
+use crate::bags::{GroupBags, RankBags};
+use crate::batch::Source;
+use crate::nodes::Nodes;
+use crate::plan::{Group, GroupKind};
+use crate::row_lookup::{Asking, RowLookup};
 
 /// What follows a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,9 +57,27 @@ impl Part {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepOf {
     pub(crate) rank: usize,
-    pub(crate) number: u64,
     pub(crate) wants: Wants,
     pub(crate) part_count: usize,
+}
+
+/// What is looked up for a group.
+#[derive(Debug)]
+pub(crate) enum GroupLookup {
+    /// The bags of its update.
+    OfUpdate,
+    /// Other bags: those of a part, or of this rank alone.
+    Own(GroupBags),
+    /// Single rows.
+    Rows(RowLookup),
+}
+
+/// What is looked up for one part of a batch.
+#[derive(Debug)]
+pub(crate) struct PartLookup {
+    pub(crate) groups: Vec<GroupLookup>,
+    /// The answer to each of the other nodes, in their order.
+    pub(crate) answers: Vec<Sections>,
 }
 
 /// One batch in flight.
@@ -64,6 +86,9 @@ pub struct Step {
     pub(crate) number: u64,
     /// Number of its exchange, which says where its vectors are.
     pub(crate) output_epoch: u64,
+    pub(crate) wants: Wants,
+    /// Announced batches that are done when this one is looked up.
+    pub(crate) passed: usize,
     /// Parts that complete on their own.
     pub(crate) part_count: usize,
     /// First sample of each rank, then the number of samples.
@@ -72,54 +97,86 @@ pub struct Step {
     pub(crate) wanting: Vec<bool>,
     /// Bags of all samples per group, for the update.
     pub(crate) groups: Vec<GroupBags>,
-    /// Per part and group what is looked up; `None` is what `groups` has.
-    lookups: Vec<Vec<Option<GroupBags>>>,
-    /// Where rows of row-wise features go, per rank.
-    pub(crate) bases: Vec<Vec<RowBase>>,
-    /// This rank's batch, where gradients of weights are wanted.
+    pub(crate) lookups: Vec<PartLookup>,
+    /// What this node asked of the others on this rank's rail, in their order.
+    pub(crate) asked: Vec<Asked>,
+    /// Per group, other node and member: bags of that node with rows here, by sample across ranks.
+    pub(crate) away_bags: Vec<Vec<Vec<Vec<u32>>>>,
+    /// This rank's batch, where more than its published bags is needed.
+    pub(crate) own: Option<Arc<OwnBags>>,
+}
+
+/// What a step is gathered from.
+pub(crate) struct Gathering<'a> {
+    pub(crate) asking: Asking<'a>,
+    pub(crate) asked: Vec<Asked>,
     pub(crate) own: Option<OwnBags>,
 }
 
 impl Step {
-    /// Gathers what concerns `rank` of the bags of all.
-    pub(crate) fn gather(plan: &ExchangePlan, sources: &[Source<'_>], of: StepOf) -> Self {
-        let StepOf { rank, number, wants, part_count } = of;
-        assert!(rank < sources.len(), "every rank published its bags");
+    /// Gathers what concerns a rank of the bags of all.
+    pub(crate) fn gather(from: Gathering<'_>, of: StepOf) -> Self {
+        let StepOf { rank, wants, part_count } = of;
+        let Asking { plan, nodes, ranks, .. } = from.asking;
+        assert_eq!(ranks.len(), plan.rank_count(), "every rank told its bags");
         let mut first_samples = vec![0];
         let mut samples = 0;
-        for source in sources {
-            samples += source.bags.batch_size();
+        for of_rank in ranks {
+            samples += of_rank.sample_count();
             first_samples.push(samples);
         }
-        let wanting: Vec<bool> = sources.iter().map(|source| source.wants_weight_grads).collect();
+        let wanting: Vec<bool> = ranks.iter().map(RankBags::wants_weight_grads).collect();
         let keeps_origins = wanting.contains(&true);
         // A lookup of the whole batch has the bags of the update, but for mirrors: there a rank
         // looks up its own samples, and needs those of others only to update.
-        let is_whole = |group: &Group| part_count == 1 && group.kind != GroupKind::Mirrors;
-        let of_update = |group: &Group| match wants.backward || is_whole(group) {
-            true => GroupBags::gather(group, sources, Part::WHOLE, keeps_origins),
+        let is_whole = |group: &Group| part_count == 1 && group.kind == GroupKind::Sums;
+        let of_update = |(at, group): (usize, &Group)| match wants.backward || is_whole(group) {
+            true => GroupBags::gather(at, group, ranks, Part::WHOLE, keeps_origins),
             false => GroupBags::default(),
         };
         let groups = plan.groups(rank);
-        let of_part = |part: usize| {
-            let of_group = |group: &Group| {
-                let is_own = group.kind == GroupKind::Mirrors;
-                let of_ranks = if is_own { &sources[rank..=rank] } else { sources };
-                let part = Part { number: part, count: part_count };
-                (!is_whole(group)).then(|| GroupBags::gather(group, of_ranks, part, false))
+        let of_part = |number: usize| {
+            let part = Part { number, count: part_count };
+            let mut answers = vec![Sections::default(); nodes.count() - 1];
+            let mut of_group = |(at, group): (usize, &Group)| match group.kind {
+                GroupKind::Rows => {
+                    let lookup = RowLookup::list(at, group, from.asking, part, &mut answers);
+                    GroupLookup::Rows(lookup)
+                }
+                GroupKind::Mirrors => {
+                    answers.iter_mut().for_each(|answer| answer.push(0));
+                    let own = &ranks[rank..=rank];
+                    GroupLookup::Own(GroupBags::gather(at, group, own, part, false))
+                }
+                GroupKind::Sums => {
+                    for (answer, node) in answers.iter_mut().zip(nodes.others()) {
+                        let of_node = &ranks[nodes.ranks_of(node)];
+                        let counts = of_node.iter().map(RankBags::sample_count);
+                        let samples: usize = counts.map(|count| part.samples(count).len()).sum();
+                        answer.push(samples * plan.output_precision().vector_bytes(group.width));
+                    }
+                    match is_whole(group) {
+                        true => GroupLookup::OfUpdate,
+                        false => GroupLookup::Own(GroupBags::gather(at, group, ranks, part, false)),
+                    }
+                }
             };
-            groups.iter().map(of_group).collect()
+            let groups = groups.iter().enumerate().map(&mut of_group).collect();
+            PartLookup { groups, answers }
         };
         Self {
-            number,
+            number: 0,
             output_epoch: 0,
+            wants,
+            passed: 0,
             part_count,
+            lookups: (0..part_count).map(of_part).collect(),
+            groups: groups.iter().enumerate().map(of_update).collect(),
+            away_bags: away_bags(groups, from.asking, &first_samples),
             first_samples,
             wanting,
-            groups: groups.iter().map(of_update).collect(),
-            lookups: (0..part_count).map(of_part).collect(),
-            bases: sources.iter().map(|source| row_bases(plan, source)).collect(),
-            own: None,
+            asked: from.asked,
+            own: from.own.map(Arc::new),
         }
     }
 
@@ -143,13 +200,47 @@ impl Step {
         part_samples(self.samples_of(rank).len(), part, self.part_count)
     }
 
-    /// Returns what is looked up for `group` in `part`.
-    pub(crate) fn lookup(&self, part: usize, group: usize) -> &GroupBags {
-        match &self.lookups[part][group] {
-            Some(bags) => bags,
-            None => &self.groups[group],
+    /// Returns the samples of `node`, as numbered across ranks.
+    pub(crate) fn samples_of_node(&self, nodes: Nodes, node: usize) -> Range<usize> {
+        let ranks = nodes.ranks_of(node);
+        self.first_samples[ranks.start]..self.first_samples[ranks.end]
+    }
+
+    /// Returns the bags that are looked up for `group` in `part`.
+    pub(crate) fn lookup(&self, part: usize, group: usize) -> Bags<'_> {
+        match &self.lookups[part].groups[group] {
+            GroupLookup::OfUpdate => self.groups[group].bags(),
+            GroupLookup::Own(bags) => bags.bags(),
+            GroupLookup::Rows(rows) => rows.bags(),
         }
     }
+}
+
+// Lists, group by group, the bags of other nodes that have rows here.
+fn away_bags(
+    groups: &[Group],
+    from: Asking<'_>,
+    first_samples: &[usize],
+) -> Vec<Vec<Vec<Vec<u32>>>> {
+    let of_member = |at: usize, number: usize, group: &Group, node: usize| {
+        let mut found = Vec::new();
+        for rank in from.nodes.ranks_of(node) {
+            let bags = from.ranks[rank].member(at, number, &group.members[number]);
+            let filled = bags.bounds().enumerate().filter(|(_, bounds)| !bounds.is_empty());
+            found.extend(filled.map(|(bag, _)| (first_samples[rank] + bag) as u32));
+        }
+        found
+    };
+    let of_group = |(at, group): (usize, &Group)| {
+        if group.kind != GroupKind::Rows {
+            return Vec::new();
+        }
+        let of_node = |node| {
+            (0..group.members.len()).map(|number| of_member(at, number, group, node)).collect()
+        };
+        from.nodes.others().map(of_node).collect()
+    };
+    groups.iter().enumerate().map(of_group).collect()
 }
 
 /// A copy of this rank's batch.
@@ -171,7 +262,26 @@ impl OwnBags {
         }
     }
 
-    pub(crate) fn bags(&self) -> Result<Bags<'_>> {
+    /// Returns whether these are the bags of `batch`.
+    pub(crate) fn is_of(&self, batch: &Bags<'_>) -> bool {
+        let has_its_weights = match (self.weights.as_deref(), batch.weights) {
+            (Some(own), Some(given)) => {
+                own.iter().map(|one| one.to_bits()).eq(given.iter().map(|one| one.to_bits()))
+            }
+            (own, given) => own.is_none() && given.is_none(),
+        };
+        self.feature_count == batch.feature_count
+            && self.offsets == batch.offsets
+            && self.indices == batch.indices
+            && has_its_weights
+    }
+
+    /// Returns the batch of `rank` as if it were published.
+    pub(crate) fn source(&self, rank: usize) -> Result<Source<'_>> {
+        Ok(Source { rank, bags: self.bags()?, wants_weight_grads: true, part_count: 1 })
+    }
+
+    fn bags(&self) -> Result<Bags<'_>> {
         Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.feature_count)
     }
 }

@@ -15,6 +15,8 @@ use tierbed_core::env::{Clock, SplitMix64, SystemClock};
 use tierbed_core::Result;
 use tierbed_exchange::{Exchange, ExchangePlan, Layout, Sharding, ShmHeap, Wants};
 
+/// What the child knows the memory by.
+const TOKEN: u64 = 0x7157;
 const HEAP: &str = "TIERBED_RANK_HEAP";
 const STEPS: u64 = 3;
 
@@ -49,7 +51,7 @@ fn start_rank_one(heap: &ShmHeap, test: &str) -> Child {
 fn be_rank_one(path: &Path, steps: u64) {
     let plan = plan();
     let layout = Layout::new(&plan, LIMITS).unwrap();
-    let heap = Arc::new(ShmHeap::open(path, 2).unwrap());
+    let heap = Arc::new(ShmHeap::open(path, 2, TOKEN).unwrap());
     let mut one = exchange(&plan, &layout, heap, 1, 60_000);
     let mut rows = TestRows::new(&plan, 1);
     for number in 0..steps {
@@ -62,7 +64,7 @@ fn be_rank_one(path: &Path, steps: u64) {
 
 fn heap_for(plan: &ExchangePlan) -> (Arc<ShmHeap>, Layout) {
     let layout = Layout::new(plan, LIMITS).unwrap();
-    (Arc::new(ShmHeap::create(2, layout.region_bytes()).unwrap()), layout)
+    (Arc::new(ShmHeap::create(2, layout.region_bytes(), TOKEN).unwrap()), layout)
 }
 
 #[test]

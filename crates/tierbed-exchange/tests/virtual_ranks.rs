@@ -4,9 +4,12 @@
 
 mod common;
 
-use common::{cuts, exchanges, plan_of, Batch, TestRows, LIMITS};
+use std::sync::Arc;
+
+use common::rail::{Network, Rail};
+use common::{cuts, exchanges_of_nodes, plan_of, Batch, TestRows};
 use tierbed_core::env::SplitMix64;
-use tierbed_exchange::{Exchange, ExchangePlan, Layout, Sharding, Wants};
+use tierbed_exchange::{Exchange, ExchangePlan, Sharding, Wants};
 
 const STEPS: usize = 4;
 /// Rows of each feature's table.
@@ -23,18 +26,34 @@ fn upstream(output: &[f32], step: usize) -> Vec<f32> {
     output.iter().map(|value| value * 0.5 + step as f32 * 0.25).collect()
 }
 
-fn train(mut exchange: Exchange, batches: &[Batch], wants_weight_grads: bool) -> Seen {
+/// How ranks train.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    nodes: usize,
+    parts: usize,
+    /// Batches that are announced before they are looked up.
+    window: usize,
+    wants_weight_grads: bool,
+}
+
+const ONE_NODE: How = How { nodes: 1, parts: 1, window: 0, wants_weight_grads: false };
+
+fn train(mut exchange: Exchange, rail: &Rail, batches: &[Batch], how: How) -> Seen {
     let rows = TestRows::new(exchange.plan(), exchange.rank());
     let mut seen = Seen { outputs: Vec::new(), weight_grads: Vec::new(), rows };
-    let wants = Wants { backward: true, weight_grads: wants_weight_grads };
+    let wants = Wants { backward: true, weight_grads: how.wants_weight_grads };
     for (step, batch) in batches.iter().enumerate() {
-        let output = exchange.forward(&batch.bags(), wants, &mut seen.rows).unwrap();
+        if how.window > 0 && step % how.window == 0 {
+            let coming = &batches[step..(step + how.window).min(batches.len())];
+            coming.iter().for_each(|batch| rail.announce(&mut exchange, batch));
+        }
+        let output = rail.forward(&mut exchange, batch, wants, how.parts, &mut seen.rows).unwrap();
         assert_eq!(output.sample_count, batch.samples());
         let found = exchange.output(&output).to_vec();
         let grad = upstream(&found, step);
         let mut of_weights = vec![f32::NAN; batch.indices.len()];
-        let place = wants_weight_grads.then_some(of_weights.as_mut_slice());
-        exchange.backward(output.step, &grad, place, &mut seen.rows).unwrap();
+        let place = how.wants_weight_grads.then_some(of_weights.as_mut_slice());
+        rail.backward(&mut exchange, output.step, &grad, place, &mut seen.rows).unwrap();
         seen.outputs.push(found);
         seen.weight_grads.push(of_weights);
     }
@@ -42,12 +61,15 @@ fn train(mut exchange: Exchange, batches: &[Batch], wants_weight_grads: bool) ->
     seen
 }
 
-fn run(plan: &ExchangePlan, batches: &[Vec<Batch>], wants_weight_grads: bool) -> Vec<Seen> {
-    let layout = Layout::new(plan, LIMITS).unwrap();
+fn run(plan: &ExchangePlan, batches: &[Vec<Batch>], how: How) -> Vec<Seen> {
+    let network = Arc::new(Network::default());
     std::thread::scope(|scope| {
-        let ranks = exchanges(plan, &layout, 20_000).into_iter().zip(batches);
+        let ranks = exchanges_of_nodes(plan, how.nodes).into_iter().zip(batches);
         let threads: Vec<_> = ranks
-            .map(|(exchange, own)| scope.spawn(move || train(exchange, own, wants_weight_grads)))
+            .map(|(exchange, own)| {
+                let rail = Rail::new(&network, &exchange);
+                scope.spawn(move || train(exchange, &rail, own, how))
+            })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -85,27 +107,54 @@ fn check(name: &str, sharding: impl Fn(usize, u64, usize) -> Sharding, is_weight
             .collect();
         let plan = plan_of(ranks, |rows, dim| sharding(ranks, rows, dim));
         let wants = is_weighted && !plan.has_columns();
-        let found = run(&plan, &batches, wants);
         let of_step =
             |step: usize| -> Vec<Batch> { batches.iter().map(|own| own[step].clone()).collect() };
         let joined: Vec<_> = (0..STEPS).map(|step| Batch::join(&of_step(step))).collect();
         let one = plan_of(1, |_, _| Sharding::Whole { rank: 0 });
-        let expected = run(&one, &[joined], wants);
-        for step in 0..STEPS {
-            let whole: Vec<f32> =
-                found.iter().flat_map(|seen| seen.outputs[step].clone()).collect();
-            let what = format!("{name}, {ranks} ranks, step {step}");
-            assert_eq!(bits(&whole), bits(&expected[0].outputs[step]), "output of {what}");
-            if wants {
-                let parts: Vec<&[f32]> =
-                    found.iter().map(|seen| seen.weight_grads[step].as_slice()).collect();
-                let joined = join_weight_grads(&of_step(step), &parts);
-                assert_eq!(bits(&joined), bits(&expected[0].weight_grads[step]), "{what}");
-            }
+        let expected = run(&one, &[joined], How { wants_weight_grads: wants, ..ONE_NODE });
+        for how in ways(ranks, wants) {
+            let found = run(&plan, &batches, how);
+            compare(&plan, &batches, &found, &expected[0], (&format!("{name} {how:?}"), wants));
         }
-        for (rank, found) in found.iter().enumerate() {
-            check_rows(&plan, &found.rows, &expected[0].rows, rank);
+    }
+}
+
+/// All ways of `ranks` ranks: nodes of one, of two and of all; in parts; announced.
+fn ways(ranks: usize, wants_weight_grads: bool) -> Vec<How> {
+    let nodes = [1, 2, 4].into_iter().filter(|nodes| nodes <= &ranks);
+    let how = |nodes| {
+        [(1, 0), (3, 0), (1, 3)].map(|(parts, window)| How {
+            nodes,
+            parts,
+            window,
+            wants_weight_grads,
+        })
+    };
+    nodes.flat_map(how).collect()
+}
+
+fn compare(
+    plan: &ExchangePlan,
+    batches: &[Vec<Batch>],
+    found: &[Seen],
+    expected: &Seen,
+    (name, wants): (&str, bool),
+) {
+    let of_step =
+        |step: usize| -> Vec<Batch> { batches.iter().map(|own| own[step].clone()).collect() };
+    for step in 0..STEPS {
+        let whole: Vec<f32> = found.iter().flat_map(|seen| seen.outputs[step].clone()).collect();
+        let what = format!("{name}, step {step}");
+        assert_eq!(bits(&whole), bits(&expected.outputs[step]), "output of {what}");
+        if wants {
+            let parts: Vec<&[f32]> =
+                found.iter().map(|seen| seen.weight_grads[step].as_slice()).collect();
+            let joined = join_weight_grads(&of_step(step), &parts);
+            assert_eq!(bits(&joined), bits(&expected.weight_grads[step]), "{what}");
         }
+    }
+    for (rank, found) in found.iter().enumerate() {
+        check_rows(plan, &found.rows, &expected.rows, rank);
     }
 }
 
@@ -161,4 +210,12 @@ fn tables_divided_in_different_ways_train_together() {
         _ => Sharding::Whole { rank: ranks - 1 },
     };
     check("mixed", sharding, false);
+    let sharding = |ranks: usize, rows: u64, _: usize| match rows {
+        7 => Sharding::Mirrored,
+        40 => Sharding::Rows { bounds: cuts(ranks, 40).iter().map(|&cut| cut as u64).collect() },
+        _ => Sharding::Whole { rank: ranks - 1 },
+    };
+    for is_weighted in [false, true] {
+        check("mixed rows", sharding, is_weighted);
+    }
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use serde::Deserialize;
 use tierbed_core::env::SystemClock;
-use tierbed_core::{Bags, Error, Result};
+use tierbed_core::{Bags, Error, ErrorKind, Result};
+use tierbed_exchange::protocol::Turns;
 use tierbed_exchange::{
-    Arrivals, Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows, Pad, Precision,
-    ShardedTable, Sharding, ShmHeap, SymmetricHeap, UpdateRows, Wants,
+    AnnouncedRows, Arrivals, Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows,
+    Nodes, Pad, Precision, ShardedTable, Sharding, ShmHeap, SymmetricHeap, UpdateRows, Wants,
 };
 use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
@@ -22,6 +23,7 @@ use crate::batch::{BatchTensors, FeaturePlan};
 use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};
 use crate::plain::Plain;
+use crate::rails::NativeRail;
 use crate::store::{named_pooling, NativeStore};
 use crate::tensors::{check_disjoint, Tensor};
 
@@ -29,7 +31,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeExchangePlan>()?;
     module.add_class::<NativeHeap>()?;
     module.add_class::<NativeArrivals>()?;
-    module.add_class::<NativeExchange>()
+    module.add_class::<NativeExchange>()?;
+    module.add_class::<NativeRail>()
 }
 
 /// A plan as Python describes it.
@@ -74,16 +77,20 @@ impl From<GivenSharding> for Sharding {
 pub(crate) struct NativeExchangePlan {
     pub(crate) plan: ExchangePlan,
     layout: Layout,
+    /// As the ranks of the first node see them.
+    nodes: Nodes,
 }
 
 #[pymethods]
 impl NativeExchangePlan {
+    /// Of `node_count` nodes of equally many ranks.
     #[new]
     fn new(
         py: Python<'_>,
         plan: Plain<GivenPlan>,
         samples_max: usize,
         indices_max: usize,
+        node_count: usize,
     ) -> PyResult<Self> {
         run(py, || {
             let Plain(given) = plan;
@@ -100,8 +107,11 @@ impl NativeExchangePlan {
             let [outputs, rows] = precision;
             let plan = ExchangePlan::new(given.ranks, tables, features)?
                 .with_precision(outputs?, rows?)?;
-            let layout = Layout::new(&plan, Limits { samples_max, indices_max })?;
-            Ok(Self { plan, layout })
+            let limits = Limits { samples_max, indices_max };
+            let ranks_each = given.ranks.checked_div(node_count).unwrap_or(0);
+            let nodes = Nodes::new(0, node_count, ranks_each)?;
+            let layout = Layout::of_nodes(&plan, limits, Turns::new(2), nodes)?;
+            Ok(Self { plan, layout, nodes })
         })
     }
 
@@ -113,19 +123,6 @@ impl NativeExchangePlan {
     #[getter]
     fn region_bytes(&self) -> usize {
         self.layout.region_bytes()
-    }
-
-    /// Whether every table is held whole by one rank.
-    #[getter]
-    fn is_all_whole(&self) -> bool {
-        let is_whole = |table: &ShardedTable| matches!(table.sharding, Sharding::Whole { .. });
-        self.plan.tables().iter().all(is_whole)
-    }
-
-    /// Returns feature, first output column and columns of what `rank` looks up, in order.
-    fn features(&self, rank: usize) -> Vec<(usize, usize, usize)> {
-        let members = self.plan.groups(rank).iter().flat_map(|group| &group.members);
-        members.map(|member| (member.feature, member.output_column, member.dim)).collect()
     }
 
     /// Returns per group of `rank` table and pooling of each member.
@@ -158,14 +155,19 @@ impl NativeHeap {
     }
 
     #[staticmethod]
-    fn create(py: Python<'_>, rank_count: usize, region_bytes: usize) -> PyResult<Self> {
-        let heap = run(py, || ShmHeap::create(rank_count, region_bytes))?;
+    fn create(
+        py: Python<'_>,
+        rank_count: usize,
+        region_bytes: usize,
+        token: u64,
+    ) -> PyResult<Self> {
+        let heap = run(py, || ShmHeap::create(rank_count, region_bytes, token))?;
         Ok(Self { path: Some(heap.path()), heap: Arc::new(heap) })
     }
 
     #[staticmethod]
-    fn open(py: Python<'_>, path: PathBuf, rank_count: usize) -> PyResult<Self> {
-        let heap = run(py, || ShmHeap::open(&path, rank_count))?;
+    fn open(py: Python<'_>, path: PathBuf, rank_count: usize, token: u64) -> PyResult<Self> {
+        let heap = run(py, || ShmHeap::open(&path, rank_count, token))?;
         Ok(Self { heap: Arc::new(heap), path: Some(path) })
     }
 
@@ -177,19 +179,19 @@ impl NativeHeap {
 
 /// What a rank looks up.
 #[derive(FromPyObject)]
-enum RankStore<'py> {
+pub(crate) enum RankStore<'py> {
     Trained(Bound<'py, NativeStore>),
     Coded(Bound<'py, NativeCodedTables>),
 }
 
 /// The rows that a rank holds.
-enum HeldRows<'a> {
+pub(crate) enum HeldRows<'a> {
     Trained(&'a mut AutoEngine),
     Coded(&'a mut CodedTables),
 }
 
 /// The rows that a rank holds, group by group.
-struct GroupRows<'a> {
+pub(crate) struct GroupRows<'a> {
     rows: HeldRows<'a>,
     plans: &'a [FeatureLayout],
     is_training: bool,
@@ -200,6 +202,12 @@ fn plan_of(plans: &[FeatureLayout], group: usize) -> Result<&FeatureLayout> {
 }
 
 impl LookupRows for GroupRows<'_> {
+    fn pass(&mut self, count: usize) {
+        if let HeldRows::Trained(engine) = &mut self.rows {
+            engine.note_looked_up(count);
+        }
+    }
+
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
         let plan = plan_of(self.plans, group)?;
         match &mut self.rows {
@@ -242,14 +250,17 @@ pub(crate) fn join(
     timeout_ms: u64,
 ) -> Result<Exchange> {
     let clock = Arc::new(SystemClock::default());
-    let pad = Pad::new(heap.heap.clone(), rank, clock, Duration::from_millis(timeout_ms))?;
-    Exchange::new(plan.plan.clone(), plan.layout.clone(), pad)
+    let ranks_each = plan.nodes.ranks_each();
+    let nodes = Nodes::new(rank, plan.nodes.count(), ranks_each)?;
+    let timeout = Duration::from_millis(timeout_ms);
+    let pad = Pad::new(heap.heap.clone(), rank % ranks_each, clock, timeout)?;
+    Exchange::of_nodes(plan.plan.clone(), plan.layout.clone(), pad, nodes)
 }
 
 /// An output on its way, part by part.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeArrivals {
-    arrivals: Arrivals,
+    pub(crate) arrivals: Arrivals,
 }
 
 #[pymethods]
@@ -281,13 +292,35 @@ impl NativeArrivals {
 /// One rank of an exchange over a store.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeExchange {
-    exchange: Owned<Mutex<Exchange>>,
-    feature_count: usize,
-    plans: Vec<FeatureLayout>,
+    rank: RankExchange,
 }
 
-impl NativeExchange {
-    fn with<T: Send>(
+/// Whether `error` says that the store is closed.
+fn is_closed(py: Python<'_>, error: &PyErr) -> bool {
+    let kind = error.value(py).getattr("kind").and_then(|kind| kind.extract::<String>());
+    kind.is_ok_and(|kind| kind == ErrorKind::Closed.name())
+}
+
+/// A rank, and what it looks up.
+#[derive(Clone)]
+pub(crate) struct RankExchange {
+    pub(crate) exchange: Arc<Owned<Mutex<Exchange>>>,
+    pub(crate) feature_count: usize,
+    plans: Arc<Vec<FeatureLayout>>,
+}
+
+impl RankExchange {
+    /// Runs `work` on the exchange alone.
+    pub(crate) fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Exchange) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        run(py, || work(&mut *self.exchange.lock()?))
+    }
+
+    /// Runs `work` on the exchange and the rows.
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         store: &RankStore<'_>,
@@ -299,14 +332,60 @@ impl NativeExchange {
             let mut exchange = lock.lock()?;
             work(&mut exchange, &mut GroupRows { rows, plans, is_training })
         };
-        match store {
+        let result = match store {
             RankStore::Trained(store) => {
                 store.get().with(py, |engine| work(HeldRows::Trained(engine.single()?)))
             }
             RankStore::Coded(tables) => {
                 tables.get().with(py, |tables| work(HeldRows::Coded(tables)))
             }
+        };
+        if let Err(error) = &result {
+            if is_closed(py, error) {
+                // No later call can succeed: the other ranks need not wait for one.
+                self.run(py, |exchange| {
+                    exchange.fail("the store of this rank is closed");
+                    Ok(())
+                })?;
+            }
         }
+        result
+    }
+
+    /// Brings the rows of the next `count` announced batches; returns how many fit.
+    fn bring(&self, engine: &mut AutoEngine, count: usize) -> Result<usize> {
+        let rows = self.exchange.lock()?.rows_to_bring(count);
+        self.prefetch(engine, &rows)
+    }
+
+    fn prefetch(&self, engine: &mut AutoEngine, rows: &[AnnouncedRows]) -> Result<usize> {
+        let features = self.plans.iter().flat_map(FeatureLayout::features);
+        // Only rows are named: how they are pooled does not matter.
+        let features: Vec<_> = features.map(|feature| (feature.table, Pooling::Sum)).collect();
+        if features.is_empty() {
+            return Ok(rows.len());
+        }
+        let layout = FeatureLayout::new(engine.schema(), &features)?;
+        let count = features.len();
+        let bags = rows.iter().map(|rows| Bags::new(&rows.indices, &rows.offsets, None, count));
+        let bags = bags.collect::<Result<Vec<_>>>()?;
+        engine.prefetch_pieces(&layout, &bags)
+    }
+
+    /// Keeps the rows of the first `agreed` of `fit` batches, which all ranks brought.
+    fn keep_brought(&self, engine: &mut AutoEngine, fit: usize, agreed: usize) -> Result<()> {
+        let mut exchange = self.exchange.lock()?;
+        let (_, before) = exchange.announced();
+        exchange.note_brought(agreed);
+        if agreed < fit {
+            // The rest is announced again with the next batches.
+            let rows = exchange.brought_rows();
+            drop(exchange);
+            engine.end_lookahead();
+            let again = self.prefetch(engine, &rows)?;
+            assert!(again >= before, "what was brought before fits again");
+        }
+        Ok(())
     }
 }
 
@@ -324,7 +403,76 @@ impl NativeExchange {
         let (heap, inner) = (heap.get(), plan.get());
         let exchange = run(plan.py(), || join(inner, heap, rank, timeout_ms))?;
         let feature_count = inner.plan.feature_count();
-        Ok(Self { exchange: owned(exchange), feature_count, plans })
+        let exchange = Arc::new(owned(exchange));
+        Ok(Self { rank: RankExchange { exchange, feature_count, plans: Arc::new(plans) } })
+    }
+
+    /// Returns this rank's messages to other nodes.
+    fn rail(&self) -> NativeRail {
+        NativeRail { rank: self.rank.clone() }
+    }
+
+    /// Announces a batch together with the ranks of one node.
+    #[pyo3(signature = (indices, offsets, weights))]
+    fn announce(
+        &self,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = indices.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let bags = batch.bags(self.rank.feature_count).map_err(|error| to_python(py, &error))?;
+        self.rank.run(py, |exchange| exchange.announce(&bags))
+    }
+
+    /// Returns how many batches are announced, and how many of them were brought.
+    fn announced(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+        self.rank.run(py, |exchange| Ok(exchange.announced()))
+    }
+
+    /// Returns whether a batch is announced batch number `at`.
+    #[pyo3(signature = (at, indices, offsets, weights))]
+    fn is_announced(
+        &self,
+        at: usize,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<bool> {
+        let py = indices.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let bags = batch.bags(self.rank.feature_count).map_err(|error| to_python(py, &error))?;
+        self.rank.run(py, |exchange| Ok(exchange.is_announced(at, &bags)))
+    }
+
+    /// Brings the rows of the next `count` announced batches into memory; returns how many fit.
+    fn bring(&self, store: &Bound<'_, NativeStore>, count: usize) -> PyResult<usize> {
+        store.get().with(store.py(), |engine| self.rank.bring(engine.single()?, count))
+    }
+
+    /// Keeps the first `agreed` of the `fit` batches that were brought.
+    fn keep_brought(
+        &self,
+        store: &Bound<'_, NativeStore>,
+        fit: usize,
+        agreed: usize,
+    ) -> PyResult<()> {
+        store.get().with(store.py(), |engine| self.rank.keep_brought(engine.single()?, fit, agreed))
+    }
+
+    /// Forgets announced batches behind the first `kept`.
+    fn forget_announced(&self, py: Python<'_>, kept: usize) -> PyResult<()> {
+        self.rank.run(py, |exchange| {
+            exchange.forget_announced(kept);
+            Ok(())
+        })
+    }
+
+    /// Tells the ranks of the node a number; returns the smallest and the largest one.
+    fn agree(&self, py: Python<'_>, number: u64) -> PyResult<(u64, u64)> {
+        let agreed = self.rank.run(py, |exchange| exchange.agree(number))?;
+        Ok((agreed.least, agreed.most))
     }
 
     #[pyo3(signature = (store, indices, offsets, weights, wants_backward, wants_weight_grads))]
@@ -341,8 +489,8 @@ impl NativeExchange {
     ) -> PyResult<(u64, usize, usize)> {
         let batch = BatchTensors::import(indices, offsets, weights)?;
         let wants = Wants { backward: wants_backward, weight_grads: wants_weight_grads };
-        let bags = batch.bags(self.feature_count).map_err(|error| to_python(py, &error))?;
-        let output = self.with(py, &store, wants_backward, |exchange, rows| {
+        let bags = batch.bags(self.rank.feature_count).map_err(|error| to_python(py, &error))?;
+        let output = self.rank.with(py, &store, wants_backward, |exchange, rows| {
             exchange.forward(&bags, wants, rows)
         })?;
         Ok((output.step, output.address, output.sample_count))
@@ -363,17 +511,14 @@ impl NativeExchange {
         let py = indices.py();
         let batch = BatchTensors::import(indices, offsets, weights)?;
         let wants = Wants { backward: wants_backward, weight_grads: wants_weight_grads };
-        let bags = batch.bags(self.feature_count).map_err(|error| to_python(py, &error))?;
-        let arrivals = run(py, || {
-            let mut exchange = self.exchange.lock()?;
-            exchange.forward_parts(&bags, wants, parts)
-        })?;
+        let bags = batch.bags(self.rank.feature_count).map_err(|error| to_python(py, &error))?;
+        let arrivals = self.rank.run(py, |exchange| exchange.forward_parts(&bags, wants, parts))?;
         Ok(NativeArrivals { arrivals })
     }
 
     /// Looks up the parts of the lookup that was begun, for all ranks.
     fn serve(&self, py: Python<'_>, store: RankStore<'_>, is_training: bool) -> PyResult<()> {
-        self.with(py, &store, is_training, |exchange, rows| exchange.serve(rows))
+        self.rank.with(py, &store, is_training, |exchange, rows| exchange.serve(rows))
     }
 
     #[pyo3(signature = (store, step, grad, weight_grads))]
@@ -393,20 +538,21 @@ impl NativeExchange {
         let place = weight_grads.as_mut().map(Tensor::view_mut).transpose();
         let place = place.map_err(|error| to_python(py, &error))?;
         let grad = grad.view();
-        self.with(py, &store, true, |exchange, rows| exchange.backward(step, grad, place, rows))
+        self.rank
+            .with(py, &store, true, |exchange, rows| exchange.backward(step, grad, place, rows))
     }
 
     fn set_timeout_ms(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<()> {
-        run(py, || {
-            let mut exchange = self.exchange.lock()?;
+        self.rank.run(py, |exchange| {
             exchange.set_timeout(Duration::from_millis(timeout_ms));
             Ok(())
         })
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || match self.exchange.is_here() {
-            true => self.exchange.lock()?.close(),
+        let exchange = &self.rank.exchange;
+        run(py, || match exchange.is_here() {
+            true => exchange.lock()?.close(),
             // The rank is another process; the other ranks must not hear of this.
             false => Ok(()),
         })

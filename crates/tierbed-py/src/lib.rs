@@ -25,6 +25,7 @@ mod plain;
 mod predictor;
 mod progress;
 mod python_store;
+mod rails;
 mod resident;
 mod server;
 mod snapshot;

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierbed.dist.exchange import Exchange, Serving
+from tierbed.dist.exchange import Exchange, RankBatch, Serving
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor
 
-__all__ = ["Lookup", "LookupParts"]
+__all__ = ["Lookup", "LookupParts", "batch_of"]
 
 
 class Lookup(torch.autograd.Function):
@@ -28,7 +28,7 @@ class Lookup(torch.autograd.Function):
     ) -> Tensor:
         """Looks up a batch together with all ranks."""
         wants = (is_training, is_training and ctx.needs_input_grad[1])
-        ctx.step, out = exchange.forward(*_batch(bags, weights), wants)
+        ctx.step, out = exchange.forward(*batch_of(bags, weights), wants)
         _keep(ctx, exchange, bags, weights, is_training)
         return out
 
@@ -53,7 +53,7 @@ class LookupParts(torch.autograd.Function):
         """Begins the lookup of a batch together with all ranks."""
         is_training, parts, begun = how
         wants = (is_training, is_training and ctx.needs_input_grad[1])
-        ctx.step, outputs, serving = exchange.forward_parts(*_batch(bags, weights), wants, parts)
+        ctx.step, outputs, serving = exchange.forward_parts(*batch_of(bags, weights), wants, parts)
         begun.append(serving)
         _keep(ctx, exchange, bags, weights, is_training)
         return tuple(outputs)
@@ -65,7 +65,8 @@ class LookupParts(torch.autograd.Function):
         return _step_rows(ctx, torch.cat(grads))
 
 
-def _batch(bags: KeyedJaggedTensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def batch_of(bags: KeyedJaggedTensor, weights: Tensor | None) -> RankBatch:
+    """Returns a batch as the engine takes it."""
     indices = bags.values().detach().to(torch.int64).contiguous()
     offsets = bags.offsets().detach().to(torch.int64).contiguous()
     of_ids = None if weights is None else weights.detach().to(torch.float32).contiguous()

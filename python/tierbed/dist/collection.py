@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,21 @@ from tierbed._native import NativeExchangePlan
 from tierbed.config.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
 from tierbed.config.tables import DataType, EmbeddingBagConfig, feature_labels
 from tierbed.config.words import ExchangeKind
-from tierbed.dist.autograd import Lookup, LookupParts
+from tierbed.dist.autograd import Lookup, LookupParts, batch_of
 from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
-from tierbed.dist.collective import Collective
 from tierbed.dist.device.plan import DevicePlan
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import PRECISIONS, Exchange, ExchangeOptions, OneSided, Serving
 from tierbed.dist.held import Held, held_tables, initial_rows
+from tierbed.dist.nodes import Nodes
+from tierbed.dist.over_nodes import OverNodes
 from tierbed.dist.ranks import ProcessRank, Rank
+from tierbed.dist.session import RankSession
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
 from tierbed.train.coded_store import CodedStore
+from tierbed.train.session import Announcing, Reading
 from tierbed.train.store import Store
 
 __all__ = ["ShardedEmbeddingBagCollection"]
@@ -86,6 +89,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
         self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
+        # Memory of devices is shared by all ranks, or by none.
+        kind: ExchangeKind = "one_sided" if isinstance(store, DeviceStore) else how.kind
+        self._nodes = self._ranks.find_nodes(kind)
         self._exchange: Exchange
         if isinstance(store, DeviceStore):
             self._exchange = self._join_devices(store, how)
@@ -106,8 +112,27 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     @property
     def exchange(self) -> str:
-        """How vectors travel: ``"one_sided"`` or ``"collective"``."""
-        return "collective" if isinstance(self._exchange, Collective) else "one_sided"
+        """How vectors travel.
+
+        ``"one_sided"`` where all ranks share memory, ``"collective"`` where none do, and
+        ``"hierarchical"`` between nodes of several ranks that do.
+        """
+        if self._nodes.count == 1:
+            return "one_sided"
+        return "collective" if self._nodes.ranks_each == 1 else "hierarchical"
+
+    @property
+    def nodes(self) -> Nodes:
+        """Which ranks share memory."""
+        return self._nodes
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Returns the bytes that this rank sent to other nodes since it joined.
+
+        By kind of message: ``ids``, ``vectors``, ``gradients``, ``weights`` (their gradients), and
+        ``numbers`` that say how long others are. Empty where all ranks share memory.
+        """
+        return self._exchange.sent_bytes()
 
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
@@ -156,7 +181,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         Raises:
             InvalidError: As :meth:`forward`.
             TierbedError: As :meth:`forward`, here or while iterating.
-            UnsupportedError: A collective exchange, or ``copies_outputs=True``.
+            UnsupportedError: ``copies_outputs=True``.
         """
         bags, weights = self._checked(features)
         hook, is_training = self._grad_mode()
@@ -313,7 +338,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         rank = self._ranks.rank
         travel = (PRECISIONS[how.output_dtype], PRECISIONS[how.row_dtype])
         described = self._plan.described(self._configs, *travel)
-        plan = NativeExchangePlan(described, how.samples_max, how.indices_max)
+        plan = NativeExchangePlan(described, how.samples_max, how.indices_max, self._nodes.count)
         held = {one.config.name: one for one in held_tables(self._configs, self._plan, rank)}
         groups = [
             store.native.plan(
@@ -322,14 +347,21 @@ class ShardedEmbeddingBagCollection(nn.Module):
             )
             for members in plan.groups(rank)
         ]
-        if how.kind != "collective":
-            try:
-                heap = self._ranks.share_heap(plan.region_bytes)
-            except UnsupportedError:
-                if how.kind == "one_sided":
-                    raise
-            else:
-                return OneSided(store.native, plan, heap, rank, groups, how)
-        if not isinstance(self._ranks, ProcessRank):
-            raise UnsupportedError("the collective exchange needs torch.distributed")
-        return Collective(store.native, plan, self._ranks.group, groups, dtype=how.output_dtype)
+        heap = self._ranks.share_heap(plan.region_bytes, self._nodes)
+        if self._nodes.count == 1:
+            return OneSided(store.native, plan, heap, rank, groups, how)
+        wire = self._ranks.wire(self._nodes, how.timeout_s)
+        return OverNodes(store.native, plan, heap, self._nodes, wire, groups, how)
+
+    def _step_session(self) -> Announcing:
+        """Returns the control of the look-ahead over all ranks."""
+        return self._session_for(lambda features: features)
+
+    def _session_for(self, prepare: Callable[[Any], Any]) -> Announcing:
+        if not isinstance(self._store, Store) or not isinstance(self._exchange, OneSided):
+            # Rows that do not train, or that are in the memory of GPUs: all are there.
+            return Reading()
+        exchange = self._exchange
+        return RankSession(
+            self._store, exchange, lambda features: batch_of(*self._checked(prepare(features)))
+        )

@@ -1,12 +1,13 @@
 """Exchange of vectors and gradients between ranks.
 
-Straight to where they are needed, in memory that the ranks of a machine share; or by collective
-calls (``collective.py``).
+Straight to where they are needed, in memory that the ranks of a node share; between nodes by
+messages (``over_nodes.py``).
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,11 +25,13 @@ from tierbed._native import (
 )
 from tierbed.config.words import ExchangeKind, check_word
 from tierbed.dist.lending import Lender
-from tierbed.errors import TierbedError, UnsupportedError
+from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
-__all__ = ["PRECISIONS", "Exchange", "ExchangeOptions", "OneSided", "Serving"]
+__all__ = ["PRECISIONS", "Exchange", "ExchangeOptions", "OneSided", "RankBatch", "Serving"]
 
 CPU = torch.device("cpu")
+# Ids [E], offsets [F*B+1] and weights [E] of a rank's samples.
+RankBatch = tuple[Tensor, Tensor, Tensor | None]
 # What numbers may travel in, as the engine calls it.
 PRECISIONS = {
     torch.float32: "f32",
@@ -43,8 +46,9 @@ class ExchangeOptions:
     """How vectors and gradients travel between ranks; equal on all of them.
 
     Args:
-        kind: ``"one_sided"`` over shared memory, ``"collective"`` over ``torch.distributed``, or
-            ``"auto"``: the first where all ranks can share memory, else the second.
+        kind: ``"auto"``: over shared memory where ranks share it, and over ``torch.distributed``
+            between those that do not. ``"one_sided"`` insists on shared memory of all ranks;
+            ``"collective"`` uses none.
         samples_max: Most samples of a rank's batch. Memory is taken only for what comes; but with a
             DeviceStore at once, for the largest batch.
         indices_max: Most ids of a rank's batch.
@@ -111,6 +115,9 @@ class Exchange(Protocol):
     def backward(self, step: int, grad: Tensor, weights_grad: Tensor | None) -> None:
         """Steps the rows of ``step``; fills ``weights_grad`` ``[E]``."""
 
+    def sent_bytes(self) -> dict[str, int]:
+        """Returns what this rank sent to other nodes, by kind of message."""
+
     def close(self) -> None:
         """Leaves together with all other ranks."""
 
@@ -153,9 +160,7 @@ class OneSided:
     ) -> tuple[int, Tensor]:
         """As :meth:`Exchange.forward`; the output is valid until the forward after the next."""
         self._begin()
-        step, address, samples = self._exchange.forward(
-            self._native, indices, offsets, weights, *wants
-        )
+        step, address, samples = self._look_up(indices, offsets, weights, wants)
         (out,) = self._lender.lend(address, [(0, samples)], CPU)
         return step, out.clone() if self._copies else out
 
@@ -171,21 +176,101 @@ class OneSided:
         if self._copies:
             raise UnsupportedError("copies_outputs=True copies whole outputs; copy parts yourself")
         self._begin()
-        arrivals = self._exchange.forward_parts(indices, offsets, weights, *wants, parts)
+        arrivals, serve = self._begin_parts(indices, offsets, weights, wants, parts)
         samples = [arrivals.samples(part) for part in range(parts)]
         outputs = self._lender.lend(arrivals.address, samples, CPU)
-        self._serving = Serving(self._exchange, self._native, arrivals, wants[0])
+        self._serving = Serving(arrivals, serve)
         return arrivals.step, outputs, self._serving
 
     def backward(self, step: int, grad: Tensor, weights_grad: Tensor | None) -> None:
         """As :meth:`Exchange.backward`."""
         self._finish()
-        self._exchange.backward(self._native, step, grad, weights_grad)
+        self._step(step, grad, weights_grad)
+
+    def prefetch(self, batches: Sequence[RankBatch]) -> int:
+        """Tells the holders of rows what comes, and brings the rows held here.
+
+        All ranks call this together, with batches of their own, nearest first. Batches that did not
+        fit the last time come first again.
+
+        Args:
+            batches: Ids, offsets and weights.
+
+        Returns:
+            How many fit, on all ranks.
+
+        Raises:
+            InvalidError: Ranks announce unequal numbers of batches.
+        """
+        self._finish()
+        known = self._known(batches)
+        new = batches[known:]
+        least, most = self._agree(len(new))
+        if least != most:
+            raise InvalidError(
+                f"ranks look ahead over unequal batches: {least} to {most}, here {len(new)}; give "
+                "all ranks an equal window and equally many batches, as a DistributedSampler or "
+                "drop_last=True does"
+            )
+        for batch in new:
+            self._announce(batch)
+        if not isinstance(self._native, NativeStore):
+            return len(batches)
+        fit = self._exchange.bring(self._native, len(batches))
+        agreed, _ = self._agree(fit)
+        self._exchange.keep_brought(self._native, fit, agreed)
+        return agreed
+
+    def end_lookahead(self) -> None:
+        """Forgets what was announced by :meth:`prefetch`."""
+        self._exchange.forget_announced(0)
+        if isinstance(self._native, NativeStore):
+            self._native.end_lookahead()
+
+    def sent_bytes(self) -> dict[str, int]:
+        """As :meth:`Exchange.sent_bytes`: nothing leaves the node."""
+        return {}
 
     def close(self) -> None:
         """As :meth:`Exchange.close`."""
         self._finish()
         self._exchange.close()
+
+    def _known(self, batches: Sequence[RankBatch]) -> int:
+        """Returns how many of ``batches`` were announced already, and did not fit then."""
+        count, brought = self._exchange.announced()
+        if count > brought and batches and self._exchange.is_announced(brought, *batches[0]):
+            return min(count - brought, len(batches))
+        self._exchange.forget_announced(brought)
+        return 0
+
+    def _look_up(
+        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, wants: tuple[bool, bool]
+    ) -> tuple[int, int, int]:
+        """Looks up a batch; returns step, address and samples of the output."""
+        return self._exchange.forward(self._native, indices, offsets, weights, *wants)
+
+    def _begin_parts(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        wants: tuple[bool, bool],
+        parts: int,
+    ) -> tuple[NativeArrivals, Callable[[], None]]:
+        """Begins a lookup in parts; returns what looks them up."""
+        arrivals = self._exchange.forward_parts(indices, offsets, weights, *wants, parts)
+        return arrivals, lambda: self._exchange.serve(self._native, wants[0])
+
+    def _step(self, step: int, grad: Tensor, weights_grad: Tensor | None) -> None:
+        self._exchange.backward(self._native, step, grad, weights_grad)
+
+    def _announce(self, batch: RankBatch) -> None:
+        self._exchange.announce(*batch)
+
+    def _agree(self, number: int) -> tuple[int, int]:
+        """Tells all ranks a number; returns the smallest and the largest one."""
+        return self._exchange.agree(number)
 
     def _begin(self) -> None:
         self._finish()
@@ -201,25 +286,17 @@ class Serving:
     """Looks up the parts of a batch for all ranks, in a thread of its own.
 
     Args:
-        exchange: What the lookup was begun with.
-        native: This rank's rows; busy until the last part is looked up.
         arrivals: When parts are complete.
-        is_training: Whether a backward follows.
+        look_up: Looks up all parts; the rows are busy until then.
     """
 
-    def __init__(
-        self,
-        exchange: NativeExchange,
-        native: NativeStore | NativeCodedTables,
-        arrivals: NativeArrivals,
-        is_training: bool,
-    ) -> None:
+    def __init__(self, arrivals: NativeArrivals, look_up: Callable[[], None]) -> None:
         self._arrivals = arrivals
         self._failure: BaseException | None = None
 
         def serve() -> None:
             try:
-                exchange.serve(native, is_training)
+                look_up()
             except BaseException as error:
                 self._failure = error
 

@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 
 from tierbed._native import NativeHeap
-from tierbed.config.words import DeviceHeapKind, check_word
+from tierbed.config.words import DeviceHeapKind, ExchangeKind, check_word
 from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.local_heap import LocalHeap
 from tierbed.dist.device.torch_heap import TorchHeap
+from tierbed.dist.nodes import Nodes, find_nodes, share_heap
+from tierbed.dist.wire import LocalNetwork, LocalWire, TorchWire, Wire
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 # How long ranks of a process wait for each other where no time-out was given.
@@ -33,8 +35,14 @@ class Rank(Protocol):
     def count(self) -> int:
         """How many there are."""
 
-    def share_heap(self, region_bytes: int) -> NativeHeap:
-        """Returns memory that all ranks share; all call this together, with equal sizes."""
+    def find_nodes(self, kind: ExchangeKind) -> Nodes:
+        """Returns which ranks share memory, as far as ``kind`` uses it; all call this together."""
+
+    def share_heap(self, region_bytes: int, nodes: Nodes) -> NativeHeap:
+        """Returns memory that the ranks of this node share; all call this together."""
+
+    def wire(self, nodes: Nodes, timeout_s: float) -> Wire:
+        """Returns the way to the other nodes; all call this together."""
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
         """Returns memory that the devices of all ranks write; all call this together."""
@@ -64,6 +72,7 @@ class LocalRank:
         check_word("device_heap", device_heap, DeviceHeapKind)
         self._device_heap = device_heap
         self._taken = 0
+        self._wires = 0
 
     @property
     def rank(self) -> int:
@@ -75,19 +84,48 @@ class LocalRank:
         """How many there are."""
         return self._count
 
-    def share_heap(self, region_bytes: int) -> NativeHeap:
-        """Returns the next heap of the process; whoever comes first makes it.
+    def find_nodes(self, kind: ExchangeKind) -> Nodes:
+        """Returns the nodes that :func:`local_ranks` was asked for.
+
+        Args:
+            kind: ``"collective"`` makes each rank a node of its own.
+
+        Raises:
+            UnsupportedError: ``"one_sided"``, and there are several nodes.
+        """
+        count = self._count if kind == "collective" else self._process.node_count
+        nodes = Nodes(rank=self._rank, count=count, ranks_each=self._count // count)
+        return _allowed(nodes, kind)
+
+    def share_heap(self, region_bytes: int, nodes: Nodes) -> NativeHeap:
+        """Returns the next heap of the node; whoever comes first makes it.
 
         Args:
             region_bytes: Bytes for each rank.
+            nodes: Which ranks share memory.
         """
-        heaps = self._process.heaps
         with self._process.lock:
+            heaps = self._process.heaps.setdefault((nodes.count, nodes.own), [])
             if self._taken == len(heaps):
-                heaps.append(NativeHeap.local(self._count, region_bytes))
+                heaps.append(NativeHeap.local(nodes.ranks_each, region_bytes))
             heap = heaps[self._taken]
             self._taken += 1
             return heap
+
+    def wire(self, nodes: Nodes, timeout_s: float) -> Wire:
+        """Returns messages between threads.
+
+        Args:
+            nodes: Which ranks share memory.
+            timeout_s: How long another rank may be silent.
+        """
+        with self._process.lock:
+            networks = self._process.networks
+            if self._wires == len(networks):
+                networks.append(LocalNetwork())
+            network = networks[self._wires]
+            self._wires += 1
+        return LocalWire(nodes, network, timeout_s)
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
         """Returns memory of the device that all ranks of the process share.
@@ -121,22 +159,29 @@ class LocalRank:
 class _Process:
     """What the ranks of a process share."""
 
-    def __init__(self, count: int) -> None:
-        self.heaps: list[NativeHeap] = []
+    def __init__(self, count: int, node_count: int) -> None:
+        self.node_count = node_count
+        self.heaps: dict[tuple[int, int], list[NativeHeap]] = {}
+        self.networks: list[LocalNetwork] = []
         self.lock = threading.Lock()
         self.values: list[Any] = [None] * count
         self.barrier = threading.Barrier(count)
 
 
-def local_ranks(count: int, *, device_heap: DeviceHeapKind = "auto") -> list[LocalRank]:
+def local_ranks(
+    count: int, *, nodes: int = 1, device_heap: DeviceHeapKind = "auto"
+) -> list[LocalRank]:
     """Makes ``count`` ranks of one process, one for each thread.
 
     Args:
         count: Ranks.
+        nodes: Nodes to divide them into, as if each were a host: only ranks of a node share memory.
         device_heap: For a :class:`tierbed.dist.DeviceStore`: ``"auto"`` shares memory of the
             device, ``"pinned"`` that of the host.
     """
-    process = _Process(count)
+    if nodes < 1 or count % nodes:
+        raise InvalidError(f"{count} ranks cannot be divided into {nodes} nodes of equally many")
+    process = _Process(count, nodes)
     return [LocalRank(rank, count, process, device_heap) for rank in range(count)]
 
 
@@ -175,34 +220,40 @@ class ProcessRank:
         """How many there are."""
         return dist.get_world_size(self.group)
 
-    def share_heap(self, region_bytes: int) -> NativeHeap:
-        """Returns memory of rank 0 that the others open.
+    def find_nodes(self, kind: ExchangeKind) -> Nodes:
+        """Finds which ranks share memory.
+
+        Args:
+            kind: ``"collective"`` makes each rank a node of its own.
+
+        Raises:
+            UnsupportedError: ``"one_sided"``, and not all ranks share memory.
+            InvalidError: Ranks of a node do not follow each other, or nodes have unequal numbers.
+        """
+        shares_memory = kind != "collective"
+        nodes = find_nodes(self.rank, self.count, self.gather, shares_memory=shares_memory)
+        return _allowed(nodes, kind)
+
+    def share_heap(self, region_bytes: int, nodes: Nodes) -> NativeHeap:
+        """Returns memory of the first rank of this node that its other ranks open.
 
         Args:
             region_bytes: Bytes for each rank.
+            nodes: Which ranks share memory.
 
         Raises:
-            UnsupportedError: Some rank cannot open it; all ranks get this error then.
+            TierbedError: Some rank cannot open it; all ranks get an error then.
         """
-        heap, failure = None, None
-        made = NativeHeap.create(self.count, region_bytes) if self.rank == 0 else None
-        told = [str(made.path) if made is not None else None]
-        source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
-        dist.broadcast_object_list(told, src=source, group=self.group)
-        try:
-            heap = made or NativeHeap.open(str(told[0]), self.count)
-        except TierbedError as error:
-            failure = str(error)
-        failures: list[str | None] = [None] * self.count
-        # Also keeps rank 0's file open until everybody has opened it.
-        dist.all_gather_object(failures, failure, group=self.group)
-        if heap is None or any(failures):
-            first = next(text for text in failures if text is not None)
-            raise UnsupportedError(
-                f"ranks cannot share memory: {first}; use exchange='collective' for ranks on "
-                "several machines"
-            )
-        return heap
+        return share_heap(region_bytes, nodes, self.gather)
+
+    def wire(self, nodes: Nodes, timeout_s: float) -> Wire:
+        """Returns messages over ``torch.distributed``, by gloo.
+
+        Args:
+            nodes: Which ranks share memory.
+            timeout_s: How long another rank may be silent.
+        """
+        return TorchWire(nodes, self.group, timeout_s)
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
         """Returns memory that the devices of all ranks write.
@@ -223,3 +274,12 @@ class ProcessRank:
         found: list[Any] = [None] * self.count
         dist.all_gather_object(found, value, group=self.group)
         return found
+
+
+def _allowed(nodes: Nodes, kind: ExchangeKind) -> Nodes:
+    if kind == "one_sided" and nodes.count > 1:
+        raise UnsupportedError(
+            f"the ranks are on {nodes.count} nodes that share no memory, and exchange='one_sided' "
+            "needs that of all; use exchange='auto'"
+        )
+    return nodes

@@ -21,6 +21,7 @@ from tierbed.dist.sharding import ShardingPlan
 from tierbed.errors import InvalidError
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, as_kjt
 from tierbed.train.coded_store import CodedStore
+from tierbed.train.session import Announcing
 from tierbed.train.store import Store
 
 __all__ = ["ShardedEmbeddingCollection"]
@@ -92,7 +93,7 @@ class ShardedEmbeddingCollection(nn.Module):
 
     @property
     def exchange(self) -> str:
-        """How rows travel: ``"one_sided"`` or ``"collective"``."""
+        """How rows travel, as :attr:`ShardedEmbeddingBagCollection.exchange`."""
         return self._bags.exchange
 
     def feature_names(self) -> list[str]:
@@ -124,11 +125,7 @@ class ShardedEmbeddingCollection(nn.Module):
         """
         bags = as_kjt(features).select(self.feature_names())
         counts = bags.length_per_key()
-        most = max(counts)
-        ones = torch.ones(1, dtype=torch.int64)
-        lengths = torch.cat([nn.functional.pad(ones.expand(n), (0, most - n)) for n in counts])
-        single = KeyedJaggedTensor(bags.keys(), bags.values(), lengths=lengths, stride=most)
-        rows = self._bags(single).to_dict()
+        rows = self._bags(_single(bags)).to_dict()
         of_features = bags.lengths().view(len(counts), -1)
         return {
             name: JaggedTensor(of_feature[:count], lengths=of_bags)
@@ -157,6 +154,11 @@ class ShardedEmbeddingCollection(nn.Module):
         """
         return self._bags.load(path)
 
+    def _step_session(self) -> Announcing:
+        """Returns the control of the look-ahead over all ranks."""
+        names = self.feature_names()
+        return self._bags._session_for(lambda features: _single(as_kjt(features).select(names)))
+
     def close(self) -> None:
         """Leaves together with all other ranks; the store stays open."""
         self._bags.close()
@@ -166,6 +168,15 @@ class ShardedEmbeddingCollection(nn.Module):
 
     def __exit__(self, kind: object, *rest: object) -> None:
         self._bags.__exit__(kind, *rest)
+
+
+def _single(bags: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Returns the ids as bags of one; features take room for those of the one with most."""
+    counts = bags.length_per_key()
+    most = max(counts)
+    ones = torch.ones(1, dtype=torch.int64)
+    lengths = torch.cat([nn.functional.pad(ones.expand(n), (0, most - n)) for n in counts])
+    return KeyedJaggedTensor(bags.keys(), bags.values(), lengths=lengths, stride=most)
 
 
 def _of_bags(config: EmbeddingConfig) -> EmbeddingBagConfig:

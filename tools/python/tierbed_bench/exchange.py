@@ -179,11 +179,12 @@ class _Systems:
     def __init__(self, rank: int, case: tuple[int, int, int], options: ExchangeOptions) -> None:
         from tierbed._native import NativeExchangeBench, NativeExchangePlan
         from tierbed.dist import ProcessRank
+        from tierbed.dist.nodes import one_node
 
         batch, shortest, longest = case
         tables = RANKS * options.tables_per_rank
-        plan = NativeExchangePlan(_plan(options), batch, batch * tables * longest)
-        heap = ProcessRank().share_heap(plan.region_bytes)
+        plan = NativeExchangePlan(_plan(options), batch, batch * tables * longest, 1)
+        heap = ProcessRank().share_heap(plan.region_bytes, one_node(rank, RANKS))
         self._heap = heap
         self._bench = NativeExchangeBench(plan, heap, rank, TIMEOUT_MS)
         generator = torch.Generator().manual_seed(options.seed * RANKS + rank)

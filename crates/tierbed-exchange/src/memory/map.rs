@@ -52,9 +52,11 @@ impl Map {
         self.file.as_ref().map(AsRawFd::as_raw_fd)
     }
 
+    /// Returns the address of byte `at`.
     #[expect(clippy::expect_used, reason = "the kernel maps nothing at address 0 unasked")]
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        NonNull::new(self.memory.as_mut_ptr()).expect("a map is not at address 0")
+    pub(crate) fn at(&self, at: usize) -> NonNull<u8> {
+        assert!(at <= self.len_bytes(), "an address lies in its map");
+        NonNull::new(self.memory.as_mut_ptr().wrapping_add(at)).expect("a map is not at address 0")
     }
 
     pub(crate) fn len_bytes(&self) -> usize {

@@ -4,6 +4,7 @@
 //! layout gives every range of a buffer one writer per epoch, and readers wait for the writer's
 //! signal (invariants of the crate). The views here check bounds and alignment, and no more.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
@@ -11,18 +12,24 @@ use bytemuck::Pod;
 
 use super::map::Map;
 
-/// One rank's part of a map.
+/// One rank's part of a map, or a buffer that is sent to another node.
 #[derive(Debug, Clone, Copy)]
 pub struct Region<'h> {
-    map: &'h Map,
-    first_byte: usize,
+    start: NonNull<u8>,
     len_bytes: usize,
+    _memory: PhantomData<&'h Map>,
 }
 
 impl<'h> Region<'h> {
     pub(crate) fn new(map: &'h Map, first_byte: usize, len_bytes: usize) -> Self {
         assert!(first_byte + len_bytes <= map.len_bytes(), "a region lies inside its map");
-        Self { map, first_byte, len_bytes }
+        Self { start: map.at(first_byte), len_bytes, _memory: PhantomData }
+    }
+
+    /// Takes `bytes`, which nobody else sees while the region lives.
+    pub(crate) fn over(bytes: &'h mut [u8]) -> Self {
+        let len_bytes = bytes.len();
+        Self { start: NonNull::from(bytes).cast(), len_bytes, _memory: PhantomData }
     }
 
     /// Returns its length in bytes.
@@ -74,8 +81,8 @@ impl<'h> Region<'h> {
     fn place<T>(&self, at: usize, count: usize) -> NonNull<T> {
         let end = count.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(at));
         assert!(end.is_some_and(|end| end <= self.len_bytes), "a view lies inside its region");
-        // SAFETY: `first_byte + at` is at most the end of the map, as checked here and in `new`.
-        let place = unsafe { self.map.start().add(self.first_byte + at) }.cast::<T>();
+        // SAFETY: `at` is at most the end of the region, as checked.
+        let place = unsafe { self.start.add(at) }.cast::<T>();
         assert!(place.is_aligned(), "a view is aligned to its values");
         place
     }

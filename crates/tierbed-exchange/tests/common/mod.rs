@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 mod array_rows;
+pub(crate) mod rail;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use std::time::Duration;
 use tierbed_core::env::{SplitMix64, SystemClock};
 use tierbed_core::{Bags, Result};
 use tierbed_exchange::{
-    Exchange, ExchangePlan, Layout, Limits, LocalHeap, LookupRows, Pad, ShardedTable, Sharding,
-    SymmetricHeap, UpdateRows,
+    protocol::Turns, Exchange, ExchangePlan, Layout, Limits, LocalHeap, LookupRows, Nodes, Pad,
+    ShardedTable, Sharding, SymmetricHeap, UpdateRows,
 };
 use tierbed_kernels::{Destination, Kernels, Pooling};
 
@@ -190,6 +191,24 @@ pub(crate) fn exchange(
     let clock = Arc::new(SystemClock::default());
     let pad = Pad::new(heap, rank, clock, Duration::from_millis(timeout_ms)).unwrap();
     Exchange::new(plan.clone(), layout.clone(), pad).unwrap()
+}
+
+/// Makes one exchange per rank, with memory that only the ranks of a node share.
+pub(crate) fn exchanges_of_nodes(plan: &ExchangePlan, node_count: usize) -> Vec<Exchange> {
+    let ranks_each = plan.rank_count() / node_count;
+    let mut exchanges = Vec::new();
+    for node in 0..node_count {
+        let nodes = Nodes::new(node * ranks_each, node_count, ranks_each).unwrap();
+        let layout = Layout::of_nodes(plan, LIMITS, Turns::new(2), nodes).unwrap();
+        let heap: Arc<dyn SymmetricHeap> =
+            Arc::new(LocalHeap::new(ranks_each, layout.region_bytes()).unwrap());
+        for local in 0..ranks_each {
+            let clock = Arc::new(SystemClock::default());
+            let pad = Pad::new(heap.clone(), local, clock, Duration::from_secs(20)).unwrap();
+            exchanges.push(Exchange::of_nodes(plan.clone(), layout.clone(), pad, nodes).unwrap());
+        }
+    }
+    exchanges
 }
 
 /// Limits that the tests' batches keep.

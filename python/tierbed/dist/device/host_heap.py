@@ -10,6 +10,8 @@ Registering, and kernels that write what was registered, never ran on a GPU so f
 from __future__ import annotations
 
 import mmap
+import secrets
+import sys
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ __all__ = ["HostHeap"]
 
 # cudaHostRegisterPortable | cudaHostRegisterMapped
 REGISTER_FLAGS = 3
+# Where a heap says which one it is.
+TOKEN_AT = 8
 
 
 class HostHeap(DeviceHeap):
@@ -55,13 +59,14 @@ class HostHeap(DeviceHeap):
     def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
         region_bytes = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         # The file begins with a page of its own.
-        made = None
+        made, token = None, 0
         if self._rank == 0:
-            made = NativeHeap.create(self._count, region_bytes + mmap.PAGESIZE)
-        path = self.gather(None if made is None else made.path)[0]
+            token = secrets.randbits(64)
+            made = NativeHeap.create(self._count, region_bytes + mmap.PAGESIZE, token)
+        path, token = self.gather((None if made is None else made.path, token))[0]
         whole, failure = None, None
         try:
-            whole = self._map(str(path))
+            whole = self._map(str(path), token)
         except (OSError, TierbedError) as error:
             failure = f"rank {self._rank}: {error}"
         # Also keeps rank 0's file open until everybody has mapped it.
@@ -74,11 +79,15 @@ class HostHeap(DeviceHeap):
         ]
         return buffers, [buffer.data_ptr() for buffer in buffers]
 
-    def _map(self, path: str) -> Tensor:
+    def _map(self, path: str, token: int) -> Tensor:
         """Maps the file, ``[bytes]``, for this process and its device."""
         with open(path, "r+b") as file:
             # The tensor keeps the map, and the map the memory.
-            whole = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+            mapped = mmap.mmap(file.fileno(), 0)
+        if mapped[TOKEN_AT : TOKEN_AT + 8] != token.to_bytes(8, sys.byteorder):
+            # Containers number processes each from 1.
+            raise UnsupportedError(f"another process has the path {path} of the shared memory")
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)
         if whole.data_ptr() % LINE_BYTES:
             raise UnsupportedError("a map does not begin with a line of memory")
         if self._runtime is not None:
