@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0
 def test_the_example_trains_with_the_bits_of_one_process(count: int) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, f"--nproc-per-node={count}", str(EXAMPLE), "--check", "--steps=3"]
-    exchanges = ["one_sided", "collective"] if count == 2 else ["one_sided"]
+    exchanges = ["auto", "collective"] if count == 2 else ["one_sided"]
     found = subprocess.run(
         [*command, "--samples=24", "--exchange", *exchanges, "--sharding", *SHARDINGS],
         capture_output=True,

@@ -182,26 +182,8 @@ def test_ranks_of_processes_begin_with_a_group(tmp_path: Path) -> None:
     try:
         rank = tbd.ProcessRank()
         assert looked_up(rank, 1) == (1, 8)
-        with refused(tb.UnsupportedError, "plan them TableWise, or use exchange='one_sided'"):
-            sharded(rank, ROWS, exchange="collective")
+        assert looked_up(rank, 1, ways=ROWS, exchange="collective") == (1, 8)
         assert looked_up(rank, 1, ways=ROWS, exchange="one_sided") == (1, 8)
         assert looked_up(rank, 1, exchange="collective") == (1, 8)
-        _weights_of(rank)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _weights_of(rank: Any) -> None:
-    """Gradients of weights come by the one-sided exchange."""
-
-    def train(exchange: str) -> Any:
-        weights = torch.ones(1, requires_grad=True)
-        lengths = torch.tensor([1])
-        batch = tb.KeyedJaggedTensor(["item"], torch.tensor([1]), weights, lengths=lengths)
-        with sharded(rank, exchange=exchange, is_weighted=True) as emb:
-            emb(batch).values().sum().backward()
-        return weights.grad
-
-    with pytest.raises(tb.UnsupportedError, match="use exchange='one_sided'"):
-        train("collective")
-    assert train("one_sided").shape == (1,)
