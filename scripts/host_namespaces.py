@@ -6,12 +6,16 @@ process namespace, and its network goes with the last.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +29,8 @@ NAMESPACES = {
 PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x4000, 0x40000, 0x1000, 2, 4, 8
+#: How often the first process of a host looks for processes that ended.
+REAP_S = 0.2
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -66,9 +72,13 @@ def check_machine(needs_rate: bool) -> None:
         )
 
 
-def start(name: str, state: Path) -> dict[str, Any]:
-    """Starts the first process of a host in namespaces of its own; the host lives as long."""
+def start(name: str, names: Path, until: int | None) -> dict[str, Any]:
+    """Starts the first process of a host in namespaces of its own; the host lives as long.
+
+    ``names`` tells what hosts are called; the host ends with the process ``until``.
+    """
     read, write = os.pipe()
+    watched = None if until is None else os.pidfd_open(until)
     pid = os.fork()
     if pid == 0:
         os.close(read)
@@ -79,11 +89,13 @@ def start(name: str, state: Path) -> dict[str, Any]:
             if first:
                 os.write(write, f"{first}\n".encode())
                 os._exit(0)
-            be_first(name, state, write)
+            be_first(name, names, write, watched)
         except BaseException as error:
             os.write(write, f"{error}\n".encode())
         os._exit(1)
     os.close(write)
+    if watched is not None:
+        os.close(watched)
     os.waitpid(pid, 0)
     with os.fdopen(read) as told:
         lines = told.read().split("\n")
@@ -93,27 +105,29 @@ def start(name: str, state: Path) -> dict[str, Any]:
     return {"pid": first_pid, "started": started(first_pid)}
 
 
-def be_first(name: str, state: Path, told: int) -> NoReturn:
+def be_first(name: str, names: Path, told: int, watched: int | None) -> NoReturn:
     """Is the first process of a host: makes it a place, and waits for what others leave."""
     checked(LIBC.sethostname(name.encode(), len(name)), "sethostname")
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("tmpfs", SHARED_MEMORY, "tmpfs", MS_NOSUID | MS_NODEV)
-    names = state.with_suffix(".names")
-    if names.is_file():
-        mount(str(names), "/etc/hosts", None, MS_BIND)
+    mount(str(names), "/etc/hosts", None, MS_BIND)
     os.chdir("/")
     nothing = os.open(os.devnull, os.O_RDWR)
     for at in range(3):
         os.dup2(nothing, at)
     os.write(told, b"ready\n")
-    os.closerange(3, 1024)
+    for opened in range(3, 1024):
+        if opened != watched:
+            with contextlib.suppress(OSError):
+                os.close(opened)
     while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            # One that is left here by its parent wakes this up when it ends.
-            signal.sigtimedwait([signal.SIGCHLD], 0.2)
+        # What lost its parent is a child of this process; it keeps its number until it is asked.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        if select.select([] if watched is None else [watched], [], [], REAP_S)[0]:
+            os._exit(0)
 
 
 def started(pid: int) -> str | None:
@@ -149,8 +163,11 @@ def within(host: dict[str, Any], *command: str, told: str | None = None) -> None
         raise HostsError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def run_there(host: dict[str, Any], command: list[str]) -> int:
-    """Runs a command on a host, in this folder; returns its exit code, 128 more for a signal."""
+def run_there(host: dict[str, Any], act: Callable[[], int]) -> int:
+    """Runs ``act`` in a process on a host, in this folder; returns its exit code, or 128 + signal.
+
+    This process enters the host's namespaces, too.
+    """
     folder = os.getcwd()
     kinds = {kind: os.open(f"/proc/{host['pid']}/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
     for kind, opened in kinds.items():
@@ -158,17 +175,26 @@ def run_there(host: dict[str, Any], command: list[str]) -> int:
         os.close(opened)
     child = os.fork()
     if child == 0:
-        # Who ends this program ends the command, too.
+        # Who ends this program ends the process, too.
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.chdir(folder)
+        code = 1
         try:
-            os.chdir(folder)
-            os.execvp(command[0], command)  # noqa: S606
-        except OSError as error:
-            os.write(2, f"hosts: {command[0]}: {error.strerror}\n".encode())
-        os._exit(127)
+            code = act()
+        finally:
+            os._exit(code)
     for sent in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(sent, lambda number, _: os.kill(child, number))
     # A terminal sends it to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = os.waitpid(child, 0)[1]
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def become(command: list[str]) -> int:
+    """Makes this process another program; returns only where there is none."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        print(f"hosts: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    return 127
