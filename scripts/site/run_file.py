@@ -9,7 +9,7 @@ from typing import Any
 import typer.main
 
 from tierbed import cli
-from tierbed.cli.configuration import settings_of
+from tierbed.cli.configuration import commands_of, settings_of
 from tierbed.cli.settings import Setting
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -17,9 +17,9 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 HEAD = """\
 # Run file
 
-Keys of the file that `tierbed train`, `plan`, `eval`, `publish` and `serve` read with
-`--config FILE`; [how to write one](../how-to/configure-a-run.md). This page is made of the options
-of these commands, by `cargo x config`.
+Keys of the file that `tierbed train`, `plan`, `plan cluster`, `eval`, `publish` and `serve` read
+with `--config FILE`; [how to write one](../how-to/configure-a-run.md). This page is made of the
+options of these commands, by `cargo x config`.
 
 A command takes the keys of its own options, and checks the others. A key is the option's name
 without dashes before it, but for `store.path`, `data.paths` and `eval.paths`: `--store` and
@@ -58,7 +58,9 @@ def page() -> str:
     group: Any = typer.main.get_command(cli.app)
     users: dict[str, list[str]] = {}
     rows: dict[str, dict[str, str]] = {}
-    for name, command in group.commands.items():
+    for words, command in commands_of(group).items():
+        # `tierbed plan` alone is `tierbed plan run`.
+        name = words.removesuffix(" run")
         options = {option.name: option for option in command.params}
         for setting in settings_of(command):
             commands = users.setdefault(setting.section, [])

@@ -21,7 +21,7 @@ const ONLY_SPOKEN: [&str; 2] = ["config", "print_config"];
 /// The section of a server, in a file of several commands.
 const SECTION: &str = "serve";
 /// Sections of other commands, which check them.
-const OTHER_SECTIONS: [&str; 6] = ["data", "eval", "plan", "publish", "store", "train"];
+const OTHER_SECTIONS: [&str; 7] = ["cluster", "data", "eval", "plan", "publish", "store", "train"];
 /// Keys of the section that only `tierbed serve` has: of torch.
 const OF_TORCH: [&str; 2] = ["predict", "threads"];
 

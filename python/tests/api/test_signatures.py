@@ -21,6 +21,7 @@ ROOMS += (
     "report",
     "results",
     "serve",
+    "sizing",
     "tables",
     "testing",
     "torchrec",

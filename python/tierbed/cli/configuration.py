@@ -19,7 +19,14 @@ from tierbed.cli.config_file import Entry, Fault, Parsed, read_file
 from tierbed.cli.settings import Setting
 from tierbed.errors import InvalidError
 
-__all__ = ["ConfigFile", "PrintConfig", "effective", "optional_params", "settings_of"]
+__all__ = [
+    "ConfigFile",
+    "PrintConfig",
+    "commands_of",
+    "effective",
+    "optional_params",
+    "settings_of",
+]
 
 #: Keys above all sections are those of a server: `tierbed-server` reads such files.
 _FLAT = "serve"
@@ -50,10 +57,26 @@ def settings_of(command: Any) -> list[Setting]:
     return found
 
 
+def commands_of(command: Any, name: str = "") -> dict[str, Any]:
+    """Returns a command, or those of a group and of the groups within it, by their words.
+
+    Args:
+        command: The command or group.
+        name: Its words.
+    """
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        return {name: command}
+    found: dict[str, Any] = {}
+    for word, one in inner.items():
+        found.update(commands_of(one, f"{name} {word}".strip()))
+    return found
+
+
 def _known(command: Any) -> dict[tuple[str, str], _Known]:
     """Returns the keys of all commands, or of the only one."""
     known: dict[tuple[str, str], _Known] = {}
-    for one in getattr(command, "commands", {"": command}).values():
+    for one in commands_of(command).values():
         options = {option.name: option for option in one.params}
         for setting in settings_of(one):
             known.setdefault((setting.section, setting.key), _Known(setting, options[setting.name]))
@@ -198,7 +221,8 @@ def effective(context: typer.Context, values: dict[str, Any]) -> str:
         else:
             lines.append(f"{setting.key} = {setting.written(value)}  # {_one_line(origin)}")
     texts = ["\n".join([f"[{name}]", *lines]) for name, lines in sections.items()]
-    head = f"# Read by: tierbed {context.command.name} --config FILE"
+    path = context.command_path.partition(" ")[2] or context.command.name
+    head = f"# Read by: tierbed {path} --config FILE"
     return "\n\n".join([head, *texts]) + "\n"
 
 

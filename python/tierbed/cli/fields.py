@@ -44,9 +44,9 @@ _QUIET = Annotated[
 class Fields:
     """How the fields of a dataclass are options.
 
-    A field ``head_ms_max`` is the option ``--head-ms-max``. One with ``bytes`` in its name takes a
-    size, such as ``16MiB``, and is called without that word; a tuple takes words or numbers with
-    commas between.
+    A field ``head_ms_max`` is the option ``--head-ms-max``. A whole number with ``bytes`` in its
+    name takes a size, such as ``16MiB``, and is called without that word; a tuple takes words or
+    numbers with commas between.
 
     Args:
         title: What the help calls them.
@@ -215,12 +215,15 @@ class _Field:
 
 def _option(one: _Field, fields: Fields) -> _Option:
     hint, default, parts = one.hint, one.default, one.name.split("_")
-    name = fields.names.get(one.name, "-".join(part for part in parts if part != "bytes"))
-    flag, takes = f"--{name.partition('/')[0]}", hints.kind_of(one.full_hint)
+    takes = hints.kind_of(one.full_hint)
+    is_size = "bytes" in parts and takes != "number"
+    kept = [part for part in parts if not (is_size and part == "bytes")]
+    name = fields.names.get(one.name, "-".join(kept))
+    flag = f"--{name.partition('/')[0]}"
     read, choices = hints.reader(one.full_hint, flag), hints.choices(hint)
     is_by_comma = takes == "list" and (hint is str or get_origin(hint) is tuple)
     bound = hints.mark(one.full_hint, Range)
-    if "bytes" in parts:
+    if is_size:
         hint, default, takes, bound = str, size_text(default), "size", None
         read = hints.size_of(flag)
     elif get_origin(hint) is tuple:

@@ -1,4 +1,4 @@
-"""``plan``: what a training run will need, rehearsed."""
+"""``plan``: what a training run will need, rehearsed; and what hosts a cluster needs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperGroup
 
 from tierbed._util.bytes import parse_bytes
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import Data, JsonOut, Threads, finish
+from tierbed.cli.plan_cluster import plan_cluster
 from tierbed.cli.run_options import (
     DATA,
     VOCABULARY,
@@ -33,6 +35,8 @@ from tierbed.recipes.run import TrainOptions
 __all__ = ["register"]
 
 SAMPLES = 50_000
+#: What `tierbed plan` is without a further word.
+DEFAULT = "run"
 
 
 def plan(
@@ -65,6 +69,7 @@ def plan(
     """Rehearse training on the first samples; report memory, disk and I/O per batch.
 
     Trains two epochs in a scratch folder that is gone afterwards, with the options of the run.
+    Hosts that serve and train are planned by `tierbed plan cluster`.
     """
     # Of three epochs two are trained, so that none is the last.
     options = replace(options, epochs=3)
@@ -98,6 +103,23 @@ def plan(
         )
 
 
+class _Plans(TyperGroup):
+    """Plans by name; without a name it is the rehearsal of a run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the name before options that come without one."""
+        if not args or args[0] not in self.commands:
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
 def register(app: typer.Typer) -> None:
-    """Adds the verb of this file."""
-    add(app, "plan", plan, "Rehearse training: memory, disk and I/O that it needs.", section="plan")
+    """Adds the verbs of this file."""
+    plans = typer.Typer(
+        cls=_Plans,
+        short_help="Rehearse training; or size a cluster.",
+        help="Rehearse training (run, also without a name), or size a cluster before it is bought.",
+    )
+    add(plans, DEFAULT, plan, "Rehearse training: memory, disk and I/O.", section="plan")
+    add(plans, "cluster", plan_cluster, "Size a cluster before it is bought.", section="cluster")
+    app.add_typer(plans, name="plan")
