@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tierbed._util.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from tierbed_bench.cluster import ClusterOptions, run_cluster
     from tierbed_bench.exchange import ExchangeOptions, run_exchange
     from tierbed_bench.fresh import FreshOptions, run_fresh
     from tierbed_bench.lookup import run_lookup
@@ -25,6 +26,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "cluster": "ClusterOptions run_cluster",
             "exchange": "ExchangeOptions run_exchange",
             "fresh": "FreshOptions run_fresh",
             "lookup": "run_lookup",
@@ -39,6 +41,7 @@ else:
     )
 
 __all__ = [
+    "ClusterOptions",
     "ExchangeOptions",
     "FreshOptions",
     "LogOptions",
@@ -48,6 +51,7 @@ __all__ = [
     "ServingOptions",
     "TiersOptions",
     "TrainingOptions",
+    "run_cluster",
     "run_exchange",
     "run_fresh",
     "run_lookup",

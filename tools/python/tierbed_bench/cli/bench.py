@@ -14,6 +14,7 @@ from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut
 from tierbed.cli.settings import numbers, words
 from tierbed_bench.cli.options import Scratch
+from tierbed_bench.cluster import ClusterOptions, run_cluster
 from tierbed_bench.examples import ExamplesOptions, run_examples
 from tierbed_bench.exchange import ExchangeOptions, run_exchange
 from tierbed_bench.fresh import FreshOptions, run_fresh
@@ -219,6 +220,19 @@ def examples(
     print(f"wrote {run_examples(out, options, json)}")
 
 
+def cluster(
+    *,
+    options: Annotated[ClusterOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Train on hosts of namespaces, and hold `plan cluster` against what is measured.
+
+    Takes root. OUT/cluster.json is a file for `plan cluster --measured`.
+    """
+    print(f"wrote {run_cluster(out, options, json)}")
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
@@ -228,5 +242,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(suites, name="bench")
 
 
-for suite in (training, lookup, precision, tiers, placement, exchange, serve, fresh, examples):
+for suite in (
+    training,
+    lookup,
+    precision,
+    tiers,
+    placement,
+    exchange,
+    serve,
+    fresh,
+    examples,
+    cluster,
+):
     add(suites, suite.__name__, suite)
