@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import tierbed as tb
+from tierbed.cli import main
+from tierbed.placement import LogOptions, read_columns
 
 pyarrow = pytest.importorskip("pyarrow")
 fs = pytest.importorskip("pyarrow.fs")
@@ -143,3 +145,33 @@ def test_an_address_is_enough(files: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert numbers(data) == list(range(ROWS))
     with pytest.raises(tb.InvalidError, match="no file matches"):
         read(f"s3://logs/night=*/part.parquet{query}")
+
+
+@pytest.mark.parametrize("by", ["polars", "pyarrow"])
+def test_a_log_is_read_from_a_bucket(
+    files: str, by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = {
+        "AWS_ENDPOINT_URL": f"http://{files}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": KEYS["accessKey"],
+        "AWS_SECRET_ACCESS_KEY": KEYS["secretKey"],
+        "AWS_REGION": "us-east-1",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    address = "s3://logs/day=*/part.parquet"
+    if by == "polars":
+        pytest.importorskip("polars")
+    else:
+        address += f"?endpoint_override={files}&scheme=http&region=us-east-1"
+    log = read_columns(address, {"user": 997}, LogOptions(sample=0.5))
+    assert log.row_count == 997
+    assert 0.45 < len(log) / ROWS < 0.55
+    whole = read_columns(address, {"user": None})
+    assert [whole[at] for at in (0, 996, 997, ROWS - 1)] == [[0], [996], [0], [(ROWS - 1) % 997]]
+    placed = ["--rows-per-page", "8", "--method", "by_frequency", "--ratio", "0", "-q"]
+    asked = ["place", "--log", address, "--columns", "user", "--out", str(tmp_path / "out")]
+    assert main([*asked, *placed]) == 0
+    with pytest.raises(tb.InvalidError, match="name files that there are"):
+        read_columns("s3://logs/night=*/part.parquet".replace("logs", "no-such-bucket"), {"a": 1})

@@ -26,7 +26,8 @@ from tierbed.placement.build import (
     rows_per_page_of,
 )
 from tierbed.placement.drift import Drift, measure_drift
-from tierbed.placement.log_files import read_log
+from tierbed.placement.log_columns import parse_columns
+from tierbed.placement.log_files import read_columns, read_log
 from tierbed.placement.ray_cluster import place_on_ray
 
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
@@ -35,7 +36,14 @@ PLACEMENT_FILE = "placement.tbp"
 #: What of a build is done, until the placement is written.
 UNFINISHED = "unfinished"
 
-Log = Annotated[Path, typer.Option("--log", help="The query log, plain or compressed.")]
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        metavar="FILE",
+        help="The query log, plain or compressed; with --columns also a pattern, or s3://...",
+    ),
+]
 
 
 def placement_file(path: Path) -> Path | None:
@@ -85,6 +93,14 @@ def place_(
         Path | None, typer.Option("--out", help="Folder for the placement and its report.")
     ] = None,
     log_format: LogFormat = "auto",
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="A,B=ROWS",
+            help="The log is columns: each record is a query, each column ids of a table.",
+        ),
+    ] = None,
     reading: Annotated[
         LogOptions,
         Fields(
@@ -114,7 +130,11 @@ def place_(
     json_path: JsonOut = None,
 ) -> None:
     """Choose which rows share a page, and which deserve several, from a query log."""
-    queries = read_log(log, log_format, replace(reading, seed=options.seed))
+    reading = replace(reading, seed=options.seed)
+    if columns is not None:
+        queries = read_columns(log, parse_columns(columns), reading)
+    else:
+        queries = read_log(Path(log), log_format, reading)
     if ageing.drift is not None:
         aged = _drift(ageing.drift, queries, ageing, options)
         title = f"{ageing.drift} on a newer log, beside a fresh one by {options.method}"

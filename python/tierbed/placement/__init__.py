@@ -23,7 +23,8 @@ from tierbed.placement.files import PlacementFiles, TableCodecs, import_tables, 
 
 if TYPE_CHECKING:
     from tierbed.placement.drift import Drift, measure_drift
-    from tierbed.placement.log_files import LOG_FORMATS, read_log
+    from tierbed.placement.log_columns import log_of_columns
+    from tierbed.placement.log_files import LOG_FORMATS, read_columns, read_log
     from tierbed.placement.ray_cluster import place_on_ray
     from tierbed.placement.table_files import import_files
 else:
@@ -31,7 +32,8 @@ else:
         __name__,
         {
             "drift": "Drift measure_drift",
-            "log_files": "LOG_FORMATS read_log",
+            "log_columns": "log_of_columns",
+            "log_files": "LOG_FORMATS read_columns read_log",
             "ray_cluster": "place_on_ray",
             "table_files": "import_files",
         },
@@ -51,10 +53,12 @@ __all__ = [
     "TableCodecs",
     "import_files",
     "import_tables",
+    "log_of_columns",
     "measure_drift",
     "place",
     "place_each",
     "place_on_ray",
+    "read_columns",
     "read_log",
     "read_tables",
     "rows_per_page_of",
