@@ -41,10 +41,22 @@ def test_two_nodes_build_what_one_machine_builds(cases: dict[str, Any]) -> None:
 
 @with_ray
 @pytest.mark.slow
-def test_a_node_lost_in_the_middle_does_not_lose_the_job(cases: dict[str, Any]) -> None:
+@pytest.mark.timeout(600)
+def test_placement_on_ray_reads_blocks_not_the_driver(cases: dict[str, Any]) -> None:
+    told = cases["blocks"]
+    assert told["blocks"] > 1
+    assert told["queries"] == told["queries_here"]
+    assert all(told["equal"].values()), told["equal"]
+    assert told["carried_bytes"] < 0.2 * told["log_bytes"], told
+
+
+@with_ray
+@pytest.mark.slow
+def test_a_worker_and_a_node_lost_in_the_middle_do_not_lose_the_job(cases: dict[str, Any]) -> None:
     told = cases["killed"]
     done, total = told["done_before"]
     assert 0 < done < total, "the node was lost before or after the job"
+    assert told["worker"].startswith("ray::_")
     assert told["nodes"] == 1
     assert told["equal"]
 

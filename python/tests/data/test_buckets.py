@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tierbed as tb
 from tierbed.cli import main
 from tierbed.placement import LogOptions, read_columns
+from tierbed.serve.recorded_upload import RecordUpload
 
 pyarrow = pytest.importorskip("pyarrow")
 fs = pytest.importorskip("pyarrow.fs")
@@ -175,3 +177,35 @@ def test_a_log_is_read_from_a_bucket(
     assert main([*asked, *placed]) == 0
     with pytest.raises(tb.InvalidError, match="name files that there are"):
         read_columns("s3://logs/night=*/part.parquet".replace("logs", "no-such-bucket"), {"a": 1})
+
+
+def test_recorded_queries_come_to_a_bucket_whole(
+    files: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["accessKey"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["secretKey"])
+    address = f"s3://logs/queries?endpoint_override={files}&scheme=http&region=us-east-1"
+    tables = {"a": torch.rand(40, 4), "b": torch.rand(30, 4)}
+    tb.placement.import_tables(tables, tmp_path / "snapshot")
+    bags = tb.KeyedJaggedTensor(["a"], torch.arange(200) % 40, lengths=torch.ones(200).long())
+    upload = RecordUpload(address, interval_s=0.05)
+    with upload, tb.Snapshot.open(tmp_path / "snapshot") as snapshot:
+        snapshot.record(upload.folder, tables=["a"], file_bytes="512B")
+        until = time.monotonic() + 60
+        for lookups in range(1, 6):
+            snapshot.lookup(bags)
+            # A lookup does not wait for the disk: what is too much is dropped.
+            while upload.uploaded_count < lookups:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+    store = opened(files)
+    found = store.get_file_info(fs.FileSelector(f"logs/queries/a/{upload.name}"))
+    assert len(found) == upload.uploaded_count > 3
+    assert upload.lost_count == 0
+    assert upload.place("a") == f"s3://logs/queries/a/{upload.name}"
+    (tmp_path / "log").mkdir()
+    for info in found:
+        with store.open_input_stream(info.path) as stream:
+            (tmp_path / "log" / info.base_name).write_bytes(stream.readall())
+    log = tb.QueryLog.read(tmp_path / "log", "text", LogOptions(row_count=40))
+    assert [log[at] for at in range(len(log))] == [[at % 40] for at in range(200)] * 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,30 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
             snapshot.record(tmp_path / "logs", tables=["c"])
         with pytest.raises(tb.InvalidError, match="sample"):
             snapshot.record(tmp_path / "logs", sample=2.0)
+
+
+def test_uploads_that_fail_are_tried_again_and_losses_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    from tierbed.serve.recorded_upload import RecordUpload
+
+    target = tmp_path / "store"
+    target.write_text("a file where a folder must be")
+    upload = RecordUpload(f"file://{target}", interval_s=0.02)
+    group = upload.folder / "a+b"
+    with upload:
+        group.mkdir()
+        (group / "queries-00000001.txt").write_text("1\n")
+        until = time.monotonic() + 10
+        while "recorded queries wait" not in capsys.readouterr().err:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert upload.uploaded_count == 0
+        # The recorder makes room.
+        (group / "queries-00000001.txt").unlink()
+        target.unlink()
+        (group / "queries-00000002.txt").write_text("2\n")
+    assert (upload.uploaded_count, upload.lost_count) == (1, 1)
+    assert [path.read_text() for path in target.rglob("queries-*")] == ["2\n"]
+    assert not upload.folder.exists()

@@ -15,7 +15,19 @@ from typing import Annotated
 import typer
 
 from tierbed._native import version
-from tierbed.cli import doctor, folders, lab, models, place, plan, serving, tables, top, training
+from tierbed.cli import (
+    doctor,
+    folders,
+    lab,
+    models,
+    place,
+    plan,
+    ray_servers,
+    serving,
+    tables,
+    top,
+    training,
+)
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["app", "main", "run"]
@@ -51,7 +63,8 @@ def _tierbed(
 
 @functools.cache
 def _register() -> None:
-    for module in (training, plan, serving, top, models, folders, tables, place, doctor, lab):
+    serves = (serving, top, models, ray_servers)
+    for module in (training, plan, *serves, folders, tables, place, doctor, lab):
         module.register(app)
 
 

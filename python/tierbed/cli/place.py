@@ -28,7 +28,8 @@ from tierbed.placement.build import (
 from tierbed.placement.drift import Drift, measure_drift
 from tierbed.placement.log_columns import parse_columns
 from tierbed.placement.log_files import read_columns, read_log
-from tierbed.placement.ray_cluster import place_on_ray
+from tierbed.placement.ray_cluster import place_on_ray, ray_cluster
+from tierbed.placement.ray_log import RayQueryLog
 
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 
@@ -131,12 +132,9 @@ def place_(
 ) -> None:
     """Choose which rows share a page, and which deserve several, from a query log."""
     reading = replace(reading, seed=options.seed)
-    if columns is not None:
-        queries = read_columns(log, parse_columns(columns), reading)
-    else:
-        queries = read_log(Path(log), log_format, reading)
+    source = _Source(log, log_format, None if columns is None else parse_columns(columns), reading)
     if ageing.drift is not None:
-        aged = _drift(ageing.drift, queries, ageing, options)
+        aged = _drift(ageing.drift, source.read(), ageing, options)
         title = f"{ageing.drift} on a newer log, beside a fresh one by {options.method}"
         _show_drift(aged, title, json_path)
         return
@@ -144,17 +142,62 @@ def place_(
         raise InvalidError("say where the placement goes with --out")
     if (rows_per_page is None) == (dim is None):
         raise InvalidError("give either --rows-per-page or --dim")
-    method, ratio, cached = options.method, judging.ratio, judging.cache_share
+    options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0, codec))
+    if ray is not None and source.columns is not None:
+        placement, found = _build_of_blocks(source, options, judging, ray)
+    else:
+        placement, found = _build(source.read(), options, judging, ray, out / UNFINISHED)
+    result = {
+        "method": options.method,
+        "ratio": judging.ratio,
+        "cache_share": judging.cache_share,
+        "seed": options.seed,
+        **found,
+        **asdict(placement.info()),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    placement.write(out / PLACEMENT_FILE)
+    if (out / UNFINISHED).is_dir():
+        shutil.rmtree(out / UNFINISHED)
+    if mapping is not None:
+        placement.write_mapping(mapping)
+    write_json(out / "placement.json", result)
+    finish(result, json_path, f"placement in {out}")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A log that is named on the command line."""
+
+    log: str
+    log_format: words.LogFormat
+    columns: dict[str, int | None] | None
+    reading: LogOptions
+
+    def read(self) -> QueryLog:
+        """Reads it into the memory of this process."""
+        if self.columns is not None:
+            return read_columns(self.log, self.columns, self.reading)
+        return read_log(Path(self.log), self.log_format, self.reading)
+
+
+_LATER, _SAME = "later queries", "the queries it was built from"
+
+
+def _build(
+    queries: QueryLog, options: PlaceOptions, judging: Judging, ray: str | None, kept: Path
+) -> tuple[Placement, dict[str, Any]]:
+    """Builds from a log of this process, here or on a cluster, and judges."""
+    ratio, cached = judging.ratio, judging.cache_share
     earlier, later = queries.split(judging.split)
     misses = None
     if cached > 0.0:
         misses = earlier.misses(earlier, cached, policy=judging.cache_policy).log
-    options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0, codec))
     started_s = time.perf_counter()
-    kept = out / UNFINISHED
     if kept.is_dir() and ray is None:
         typer.echo(f"goes on with what is kept in {kept}", err=True)
-    with Progress(f"place by {method}", None, "steps" if ray is None else "tasks") as bar:
+    unit = "steps" if ray is None else "tasks"
+    with Progress(f"place by {options.method}", None, unit) as bar:
         if ray is None:
             [placement] = place_each(
                 earlier, [ratio], options, misses=misses, kept=kept, progress=bar.set
@@ -166,37 +209,56 @@ def place_(
     build_s = time.perf_counter() - started_s
     placement = placement.ordered_by_use(earlier if misses is None else misses)
     judged = (later if len(later) else earlier).misses(earlier, cached, policy=judging.cache_policy)
-    result = {
-        "method": method,
-        "ratio": ratio,
-        "cache_share": cached,
-        "seed": options.seed,
+    return placement, {
         "queries_built_from": len(earlier),
         "queries_judged": judged.query_count,
-        "judged_on": "later queries" if len(later) else "the queries it was built from",
+        "judged_on": _LATER if len(later) else _SAME,
         "hit_ratio": judged.hit_ratio,
         "build_s": build_s,
         **_judged(placement, judged.log, judged.query_count, options.threads),
-        **asdict(placement.info()),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    placement.write(out / PLACEMENT_FILE)
-    if kept.is_dir():
-        shutil.rmtree(kept)
-    if mapping is not None:
-        placement.write_mapping(mapping)
-    write_json(out / "placement.json", result)
-    finish(result, json_path, f"placement in {out}")
+
+
+def _build_of_blocks(
+    source: _Source, options: PlaceOptions, judging: Judging, address: str
+) -> tuple[Placement, dict[str, Any]]:
+    """Builds from columns that workers of a cluster read; this process never has the log."""
+    if judging.cache_share > 0.0:
+        raise InvalidError(
+            "a cache is replayed where the whole log is; leave out --cache-share, or --ray"
+        )
+    with ray_cluster(address) as ray:
+        log = RayQueryLog.read(ray, source.log, source.columns or {}, source.reading)
+        earlier, later = log.split(judging.split)
+        started_s = time.perf_counter()
+        with Progress(f"place by {options.method}", None, "tasks") as bar:
+            placement = place_on_ray(
+                earlier, options, address=address, ratio=judging.ratio, progress=bar.set
+            )
+        build_s = time.perf_counter() - started_s
+        placement = earlier.ordered_by_use(placement)
+        judged = later if len(later) else earlier
+        reads, home_pages = judged.reads(placement)
+        return placement, {
+            "queries_built_from": len(earlier),
+            "queries_judged": len(judged),
+            "judged_on": _LATER if len(later) else _SAME,
+            "hit_ratio": 0.0,
+            "build_s": build_s,
+            **_of_reads(reads, home_pages, len(judged)),
+        }
 
 
 def _judged(placement: Placement, log: QueryLog, query_count: int, threads: int) -> dict[str, Any]:
     """Pages with and without replicas, and how full of use they are."""
-    reads = placement.reads(log, threads=threads)
+    home_pages = placement.connectivity(log) * len(log) / max(1, query_count)
+    return _of_reads(placement.reads(log, threads=threads), home_pages, query_count)
+
+
+def _of_reads(reads: PageReads, home_pages: float, query_count: int) -> dict[str, Any]:
     return {
         "pages_per_query": reads.pages / max(1, query_count),
-        "pages_per_query_without_replicas": placement.connectivity(log)
-        * len(log)
-        / max(1, query_count),
+        "pages_per_query_without_replicas": home_pages,
         "useful_rows_per_page": reads.useful_rows_per_page,
         "absent_rows": reads.absent_rows,
         "reads_by_useful_rows": reads.reads_by_useful_rows,

@@ -37,6 +37,7 @@ from tierbed.errors import InvalidError, IoError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.serve.cache import CacheOptions
 from tierbed.serve.follow import Follow
+from tierbed.serve.recorded_upload import RecordUpload
 from tierbed.serve.server import Limits, ServeOptions, Server
 from tierbed.serve.snapshot import Snapshot
 
@@ -94,28 +95,36 @@ class Recording:
     """What is recorded of the queries.
 
     Args:
-        record: Record queries here, for `tierbed place`.
+        record: Record queries here, for `tierbed place`: a folder, or an address of objects.
         record_tables: Tables that share pages, with commas between; repeat for several groups. By
             default every table by itself.
         record_sample: Share of the queries that are recorded.
         record_bytes_max: Most bytes of each log; the oldest are removed.
     """
 
-    record: Path | None = None
+    record: str | None = None
     record_tables: list[str] | None = None
     record_sample: Share = 1.0
     record_bytes_max: int = 1 << 30
 
-    def begin(self, snapshot: Snapshot) -> None:
+    def upload(self) -> RecordUpload | None:
+        """Returns what uploads the queries; None where they stay in a folder, or none are."""
+        is_address = self.record is not None and "://" in self.record
+        return RecordUpload(str(self.record)) if is_address else None
+
+    def begin(self, snapshot: Snapshot, upload: RecordUpload | None) -> None:
         """Records what is looked up from now on, where that is wanted."""
         if self.record is not None:
             logs = snapshot.record(
-                self.record,
+                self.record if upload is None else upload.folder,
                 tables=[words(group) for group in self.record_tables or ()] or None,
                 sample=self.record_sample,
                 bytes_max=self.record_bytes_max,
             )
-            print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
+            told = [str(log) for log in logs]
+            if upload is not None:
+                told = [upload.place(log.name) for log in logs]
+            print(f"recording queries in {', '.join(told)}", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,12 +254,16 @@ def serve(
     place, how = _place(snapshot, replace(how, limits=limits))
     with ExitStack() as stack:
         follow = versions.follow(place, reading, recording)
+        # Ends after the snapshot, which writes its last queries then.
+        upload = recording.upload()
+        if upload is not None:
+            stack.enter_context(upload)
         opened = None if follow else stack.enter_context(reading.open(Path(place)))
         served = follow or opened
         assert served is not None, "one of both"
         server = stack.enter_context(Server(served, address, options=how))
         if opened is not None:
-            recording.begin(opened)
+            recording.begin(opened, upload)
         answers = "lookups and predictions" if server.predicts else "lookups"
         tls = "s" if how.tls_cert else ""
         beside = f" and grpc{tls}://{server.grpc_address}" if server.grpc_address else ""

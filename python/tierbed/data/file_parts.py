@@ -15,7 +15,7 @@ from tierbed.data.arrow_parts import READ_AHEAD, Parts, check_columns
 from tierbed.data.dataset import expand_paths
 from tierbed.errors import InvalidError
 
-__all__ = ["FileParts", "open_files"]
+__all__ = ["FileParts", "open_files", "store_of"]
 
 _FORMATS = {
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "ipc", ".ipc": "ipc", ".feather": "ipc",
@@ -59,7 +59,7 @@ def open_files(source: Any, filesystem: Any, file_format: str | None) -> Any:
     if not given:
         raise InvalidError("no data file given; name at least one file or pattern")
     if filesystem is None and all("://" in str(path) for path in given):
-        filesystem, given = _of_addresses([str(path) for path in given])
+        filesystem, given = store_of([str(path) for path in given])
     if filesystem is None:
         paths = [str(path) for path in expand_paths(given)]
     else:
@@ -79,8 +79,12 @@ def open_files(source: Any, filesystem: Any, file_format: str | None) -> Any:
         raise InvalidError(f"{paths[0]} is not {kind} file: {error}") from error
 
 
-def _of_addresses(addresses: list[str]) -> tuple[Any, list[Any]]:
-    """Returns the store of objects of the first address, and the paths of all."""
+def store_of(addresses: list[str]) -> tuple[Any, list[Any]]:
+    """Returns the store of objects of the first address, and the paths of all.
+
+    Args:
+        addresses: Such as ``s3://bucket/folder``, of one store.
+    """
     import pyarrow.fs
 
     query = _QUERY.search(addresses[0])

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tierbed.placement.drift import Drift, measure_drift
     from tierbed.placement.log_columns import log_of_columns
     from tierbed.placement.log_files import LOG_FORMATS, read_columns, read_log
-    from tierbed.placement.ray_cluster import place_on_ray
+    from tierbed.placement.ray_cluster import place_on_ray, ray_cluster
+    from tierbed.placement.ray_log import RayQueryLog
     from tierbed.placement.table_files import import_files
 else:
     __getattr__ = lazy_names(
@@ -34,7 +35,8 @@ else:
             "drift": "Drift measure_drift",
             "log_columns": "log_of_columns",
             "log_files": "LOG_FORMATS read_columns read_log",
-            "ray_cluster": "place_on_ray",
+            "ray_cluster": "place_on_ray ray_cluster",
+            "ray_log": "RayQueryLog",
             "table_files": "import_files",
         },
     )
@@ -50,6 +52,7 @@ __all__ = [
     "PlacementFiles",
     "PlacementInfo",
     "QueryLog",
+    "RayQueryLog",
     "TableCodecs",
     "import_files",
     "import_tables",
@@ -58,6 +61,7 @@ __all__ = [
     "place",
     "place_each",
     "place_on_ray",
+    "ray_cluster",
     "read_columns",
     "read_log",
     "read_tables",

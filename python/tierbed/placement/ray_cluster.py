@@ -1,7 +1,8 @@
 """Placements built on several machines: parts of them as tasks of a Ray cluster.
 
-The driver reads the log, hands out parts and puts the results together; the kernel inside each task
-is the one of a single machine, and so is the placement, to the last bit::
+The driver hands out parts and puts the results together; the kernel inside each task is the one of
+a single machine, and so is the placement, to the last bit. The log is the driver's, or lies in
+blocks with the workers (:mod:`tierbed.placement.ray_log`) and is never seen by the driver::
 
     log ─▶ [part] ─▶ split ─▶ [part][part] ─▶ … ─▶ order each ─▶ homes
     blocks of the log ─▶ scores of each ─▶ bases ─▶ replica pages of some bases each ─▶ placement
@@ -13,22 +14,19 @@ Ray carries what has to be moved and nothing else, and is needed by nobody who d
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tierbed import _native
 from tierbed._native import NativePlacement, NativeQueryLog
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.placement.build import Placement, PlaceOptions, QueryLog
+from tierbed.placement.ray_log import RETRIES, RayQueryLog, bytes_of, log_of_blocks, placement_of
 
-__all__ = ["place_on_ray"]
+__all__ = ["place_on_ray", "ray_cluster"]
 
-#: How often a task is done again after its worker died.
-RETRIES = 16
 #: Parts per processor of the cluster: what is left to balance.
 PARTS_PER_CPU = 4
 #: Bytes of Ray's shared memory where it is started here.
@@ -46,8 +44,17 @@ def _order(part: bytes, options: PlaceOptions) -> bytes:
     return _native.bisection_order(part, options)
 
 
-def _scores(homes: tuple[list[bytes], int, int], block: bytes) -> bytes:
-    return _native.placement_scores(_native.bisection_end(*homes), NativeQueryLog.unpack(block))
+def _log(row_count: int, block: Any) -> NativeQueryLog:
+    """The log of a block: packed by the driver, or a table of the cluster."""
+    return (
+        NativeQueryLog.unpack(block)
+        if isinstance(block, bytes)
+        else log_of_blocks(row_count, block)
+    )
+
+
+def _scores(homes: tuple[list[bytes], int, int], block: Any) -> bytes:
+    return _native.placement_scores(_native.bisection_end(*homes), _log(homes[1], block))
 
 
 def _pages(homes: tuple[list[bytes], int, int], log: bytes, bases: list[int]) -> list[list[int]]:
@@ -58,14 +65,36 @@ def _whole(log: bytes, misses: bytes | None, options: PlaceOptions, ratio: float
     given = NativeQueryLog.unpack(log)
     missed = None if misses is None else NativeQueryLog.unpack(misses)
     [placement] = NativePlacement.build(given, missed, options, [ratio], None, None, None)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "placement"
-        placement.write(str(file))
-        return file.read_bytes()
+    return bytes_of(placement)
+
+
+class _DriverLog:
+    """A log that the driver has; the calls of a :class:`RayQueryLog` that a build makes."""
+
+    def __init__(self, ray: Any, log: NativeQueryLog) -> None:
+        self._ray = ray
+        self._log = log
+        self.row_count = log.row_count
+
+    def begin(self, options: PlaceOptions) -> tuple[Ref, int]:
+        root, pages = _native.bisection_begin(self._log, options)
+        return self._ray.put(root), pages
+
+    def packed(self) -> Ref:
+        return self._ray.put(self._log.pack())
+
+    def cut(self, count: int) -> list[Ref]:
+        """Cuts the log into ``count`` blocks of queries."""
+        blocks, rest = [], self._log
+        for left in range(count, 1, -1):
+            block, rest = rest.split(1.0 / left)
+            if block.query_count:
+                blocks.append(block)
+        return [self._ray.put(block.pack()) for block in [*blocks, rest]]
 
 
 def place_on_ray(
-    log: QueryLog,
+    log: QueryLog | RayQueryLog,
     options: PlaceOptions | None = None,
     *,
     address: str = "local",
@@ -77,7 +106,7 @@ def place_on_ray(
     """Places the rows of a log as :func:`tierbed.place` does, on the machines of a Ray cluster.
 
     Args:
-        log: The queries.
+        log: The queries: the driver's, or blocks of the cluster that this process is connected to.
         options: How rows are placed; by default by ``maxembed``. ``shp`` and ``maxembed`` are built
             in parts, other methods in one task. Tasks have one thread each.
         address: Where the cluster is; ``local`` starts one on this machine. A cluster that the
@@ -98,8 +127,9 @@ def place_on_ray(
         raise InvalidError(f"unknown placement method {method!r}: use one of {names}")
     if method == "shp" and ratio > 0.0:
         raise InvalidError("this method makes no replicas: use ratio 0, or another method")
-    with _cluster(address) as ray:
-        job = _Job(ray, log.native, options, progress)
+    with ray_cluster(address) as ray:
+        held = log if isinstance(log, RayQueryLog) else _DriverLog(ray, log.native)
+        job = _Job(ray, held, options, progress)
         if method not in ("shp", "maxembed"):
             return _built_whole(job, misses, ratio)
         homes = job.homes(parts or PARTS_PER_CPU * max(1, int(ray.cluster_resources()["CPU"])))
@@ -109,7 +139,15 @@ def place_on_ray(
 
 
 @contextmanager
-def _cluster(address: str) -> Iterator[Any]:
+def ray_cluster(address: str) -> Iterator[Any]:
+    """Connects to a cluster, or starts one here, and yields the module ``ray``.
+
+    Args:
+        address: As of :func:`place_on_ray`. A connection that there is already stays.
+
+    Raises:
+        UnsupportedError: Ray is not installed.
+    """
     try:
         import ray
     except ImportError as error:
@@ -135,7 +173,7 @@ class _Job:
     """One build: hands out tasks and waits for them."""
 
     ray: Any
-    log: NativeQueryLog
+    log: _DriverLog | RayQueryLog
     options: PlaceOptions
     progress: Progress | None
 
@@ -146,7 +184,7 @@ class _Job:
     def homes(self, part_count: int) -> tuple[list[bytes], int, int]:
         """Bisects; returns the orders of the parts, and what else makes a placement of them."""
         split, order = self.remote(_split, num_returns=2), self.remote(_order)
-        root, page_count = _native.bisection_begin(self.log, self.options)
+        root, page_count = self.log.begin(self.options)
         level_count = max(0, part_count - 1).bit_length()
 
         def below(part: Ref, pages: int, levels: int) -> Iterator[Ref]:
@@ -157,7 +195,7 @@ class _Job:
             yield from below(left, pages // 2, levels - 1)
             yield from below(right, pages - pages // 2, levels - 1)
 
-        orders = self.wait(list(below(self.ray.put(root), page_count, level_count)))
+        orders = self.wait(list(below(root, page_count, level_count)))
         return orders, self.log.row_count, self.options.rows_per_page
 
     def with_replicas(self, homes: tuple[list[bytes], int, int], ratio: float) -> NativePlacement:
@@ -165,13 +203,14 @@ class _Job:
         scores, pages = self.remote(_scores), self.remote(_pages)
         there = self.ray.put(homes)
         width = max(1, int(self.ray.cluster_resources()["CPU"]))
-        blocks = [self.ray.put(block.pack()) for block in _blocks(self.log, width)]
+        log = self.log
+        blocks = log.cut(width) if isinstance(log, _DriverLog) else log.blocks
         found = self.wait([scores.remote(there, block) for block in blocks])
         bases = _native.placement_bases(found, self.options.rows_per_page, ratio)
-        log = self.ray.put(self.log.pack())
+        packed = log.packed()
         step = max(1, -(-len(bases) // (PARTS_PER_CPU * width)))
         chunks = [bases[at : at + step] for at in range(0, len(bases), step)]
-        made = self.wait([pages.remote(there, log, chunk) for chunk in chunks])
+        made = self.wait([pages.remote(there, packed, chunk) for chunk in chunks])
         every = [page for chunk in made for page in chunk]
         return _native.placement_with_pages(_native.bisection_end(*homes), every, ratio)
 
@@ -185,21 +224,8 @@ class _Job:
         return results
 
 
-def _blocks(log: NativeQueryLog, count: int) -> Iterator[NativeQueryLog]:
-    """Cuts a log into ``count`` blocks of queries."""
-    rest = log
-    for left in range(count, 1, -1):
-        block, rest = rest.split(1.0 / left)
-        if block.query_count:
-            yield block
-    yield rest
-
-
 def _built_whole(job: _Job, misses: QueryLog | None, ratio: float) -> Placement:
     whole = job.remote(_whole)
     missed = None if misses is None else misses.native.pack()
-    [built] = job.wait([whole.remote(job.log.pack(), missed, job.options, ratio)])
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "placement"
-        file.write_bytes(built)
-        return Placement.read(file)
+    [built] = job.wait([whole.remote(job.log.packed(), missed, job.options, ratio)])
+    return Placement(placement_of(built))
