@@ -99,13 +99,14 @@ def cases(folder: Path) -> dict[str, Any]:
     told["status"] = tierbed([*asked, "--json", str(folder / "status.json")])
     told["members"] = members.read_text().split() == [one.address for one in third]
     told["more"] = _refused([snapshot], ServerOptions(**{**vars(OPTIONS), "servers": 3}))
+    told["larger"] = _refused([snapshot], ServerOptions(**{**vars(OPTIONS), "cpus": 2.0}))
     told["other"] = _refused([snapshot, "--dram-budget", "64MiB"], OPTIONS)
     told["ended"] = stop_ray_servers("rows")
     told["left"] = [_lives(one.pid) for one in third]
     told["status_after"] = tierbed(["ray", "status", "--name", "rows"])
-    bad = ServerOptions(**{**vars(OPTIONS), "servers": 1})
+    bad = ServerOptions(**{**vars(OPTIONS), "servers": 1, "program": "false"})
     try:
-        start_ray_servers([str(folder / "absent")], bad, wait_s=8.0)
+        start_ray_servers([str(folder / "absent")], bad, wait_s=4.0)
     except tb.TierbedError as error:
         told["absent"] = str(error)
     [tries] = ray_servers("rows")

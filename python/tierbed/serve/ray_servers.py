@@ -241,12 +241,10 @@ def start_ray_servers(
     given = options or ServerOptions()
     ray = _connected(address)
     command = given.command(words)
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if given.servers > len(nodes):
-        raise InvalidError(
-            f"{given.servers} servers need as many nodes, and {len(nodes)} are there; give fewer "
-            "--servers, or add nodes"
-        )
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    node_count = sum(node.get("CPU", 0.0) >= given.cpus for node in alive)
+    if given.servers > node_count:
+        raise _no_room(given, f"{node_count} are there")
     there = _actors(ray, given.name)
     for name, actor in there.items():
         if ray.get(actor.command.remote()) != command or len(there) > given.servers:
@@ -294,11 +292,15 @@ def _group(ray: Any, options: ServerOptions) -> Any:
     )
     if not group.wait(60):
         ray.util.remove_placement_group(group)
-        raise InvalidError(
-            f"the nodes have no room for {options.servers} servers of {options.cpus:g} processors;"
-            " give fewer --servers or --cpus"
-        )
+        raise _no_room(options, "other work takes them")
     return group
+
+
+def _no_room(options: ServerOptions, found: str) -> InvalidError:
+    return InvalidError(
+        f"{options.servers} servers need as many nodes with {options.cpus:g} processors, and "
+        f"{found}; give fewer --servers or --cpus, or add nodes"
+    )
 
 
 def ray_servers(
