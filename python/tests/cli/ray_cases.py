@@ -85,6 +85,8 @@ def _carried() -> Iterator[list[int]]:
 def blocks(cluster: Cluster) -> dict[str, Any]:
     """Columns are read, placed and judged by workers; the driver sees no log."""
     log = _log(800, 60_000)
+    # Small files would all be one block.
+    ray.data.DataContext.get_current().target_max_block_size = 1 << 18
     with tempfile.TemporaryDirectory() as folder:
         address = _written(folder, log)
         with _carried() as carried:

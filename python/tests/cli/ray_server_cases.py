@@ -109,7 +109,7 @@ def cases(folder: Path) -> dict[str, Any]:
         start_ray_servers([str(folder / "absent")], bad, wait_s=4.0)
     except tb.TierbedError as error:
         told["absent"] = str(error)
-    [tries] = ray_servers("rows")
+    [tries] = _await(lambda found: found[0].start_count > 1)
     told["tries"] = [tries.start_count, tries.last_exit]
     stop_ray_servers("rows")
     return told

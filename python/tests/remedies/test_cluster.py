@@ -88,7 +88,7 @@ def _columns(folder: Path, **columns: list[Any]) -> str:
 
 def test_columns_are_named_with_their_rows() -> None:
     with pytest.raises(InvalidError, match="write user_items,site or, with the rows of tables"):
-        parse_columns("user_items:5")
+        parse_columns("user_items=five")
     assert parse_columns("user_items,site") == {"user_items": None, "site": None}
     rows = parse_columns("user_items=5000000,site=1000")
     assert rows == {"user_items": 5_000_000, "site": 1000}

@@ -168,11 +168,7 @@ class RayQueryLog:
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
         data = ray.data.read_parquet(
-            found.files,
-            filesystem=found.filesystem,
-            columns=list(columns),
-            file_extensions=None,
-            override_num_blocks=max(len(found.files), int(ray.cluster_resources()["CPU"])),
+            found.files, filesystem=found.filesystem, columns=list(columns), file_extensions=None
         )
         sizes = _sizes(data, columns)
         told = {"sizes": sizes, "rows_max": given.query_rows_max}
