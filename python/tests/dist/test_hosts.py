@@ -104,7 +104,7 @@ def wait_for_the_other(folder: Path) -> float:
 
 
 # A killed process leaves its connections closed, a cut cable leaves the time-out.
-@pytest.mark.parametrize("how", ["kill", "cut"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("cut", marks=pytest.mark.slow)])
 def test_a_host_that_is_gone_is_seen_by_the_others(
     make_hosts: MakeHosts, tmp_path: Path, how: str
 ) -> None:

@@ -95,7 +95,7 @@ class Recording:
     """What is recorded of the queries.
 
     Args:
-        record: Record queries here, for `tierbed place`: a folder, or an address of objects.
+        record: Record queries here, for `tierbed place`.
         record_tables: Tables that share pages, with commas between; repeat for several groups. By
             default every table by itself.
         record_sample: Share of the queries that are recorded.
