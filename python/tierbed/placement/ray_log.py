@@ -183,7 +183,12 @@ class RayQueryLog:
         return sum(self.counts)
 
     def remote(self, task: Any, **options: Any) -> Any:
-        """The task as one that Ray does again when its worker dies."""
+        """The task as one that Ray does again when its worker dies.
+
+        Args:
+            task: A function of a module.
+            options: Of Ray's ``remote``.
+        """
         return self.ray.remote(max_retries=RETRIES, **options)(task)
 
     def split(self, share: float) -> tuple[RayQueryLog, RayQueryLog]:
@@ -191,6 +196,9 @@ class RayQueryLog:
 
         Args:
             share: Of the queries, from 0 to 1.
+
+        Raises:
+            InvalidError: Another share.
         """
         if not 0.0 <= share <= 1.0:
             raise InvalidError(f"share of a split must be from 0 to 1, not {share}")
@@ -216,7 +224,11 @@ class RayQueryLog:
         return self.remote(_packed).remote(self.row_count, *self.blocks)
 
     def begin(self, options: PlaceOptions) -> tuple[Ref, int]:
-        """The part of a bisection above all others, made by a worker, and its pages."""
+        """The part of a bisection above all others, made by a worker, and its pages.
+
+        Args:
+            options: How rows are placed.
+        """
         begun = self.remote(_begin, num_returns=2)
         part, pages = begun.remote(self.row_count, options, *self.blocks)
         return part, self.ray.get(pages)
