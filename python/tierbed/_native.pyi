@@ -11,6 +11,7 @@ from typing import Any, Protocol, final, type_check_only
 
 from typing_extensions import Self
 
+from tierbed._native_exchange import *
 from tierbed._native_options import (
     GeneratorOptions,
     Hyper,
@@ -23,7 +24,6 @@ from tierbed._native_options import (
     TableSchema,
     VocabularyPolicy,
 )
-from tierbed._native_exchange import *
 from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod
 from tierbed.placement.build import LogOptions, PlaceOptions

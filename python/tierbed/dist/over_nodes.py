@@ -166,7 +166,7 @@ class OverNodes(OneSided):
                 self._rail.lose(error.rank, str(error))
             else:
                 self._rail.fail(str(error))
-            self._wire.close()
+            self._wire.abort()
             raise
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tierbed.dist.nodes import Nodes
-from tierbed.errors import IoError
+from tierbed.errors import ClosedError, IoError
 
 __all__ = ["LocalNetwork", "LocalWire", "LostRankError", "TorchWire", "Wire", "swap_numbers"]
 
@@ -54,7 +55,10 @@ class Wire(Protocol):
         """
 
     def close(self) -> None:
-        """Leaves: ranks that wait for this one get an error at once. Nothing is waited for."""
+        """Leaves, when nothing more is sent."""
+
+    def abort(self) -> None:
+        """Leaves at once: ranks that wait for this one get an error. Nothing is waited for."""
 
 
 def swap_numbers(wire: Wire, nodes: Nodes, numbers: Tensor) -> Tensor:
@@ -78,6 +82,39 @@ def swap_numbers(wire: Wire, nodes: Nodes, numbers: Tensor) -> Tensor:
     return told
 
 
+class _Connected:
+    """A group of gloo beside one of the program, whose collectives run at the same time.
+
+    It is kept for later collections: a new one of the same ranks would find the addresses of this
+    one. Each collection has a tag of its own.
+    """
+
+    kept: ClassVar[dict[dist.ProcessGroup | None, _Connected]] = {}
+
+    def __init__(self, program: dist.ProcessGroup | None) -> None:
+        self.world = dist.group.WORLD
+        # Their numbers in the program, by those in the group.
+        self.ranks = dist.get_process_group_ranks(program)
+        self.group: dist.ProcessGroup | None = dist.new_group(
+            self.ranks, backend="gloo", use_local_synchronization=program is not None
+        )
+        self.tags = itertools.count()
+
+    @classmethod
+    def beside(cls, program: dist.ProcessGroup | None) -> _Connected:
+        """Returns that of ``program``; all of its ranks call this together."""
+        found = cls.kept.get(program)
+        if found is None or found.group is None or found.world is not dist.group.WORLD:
+            found = cls.kept[program] = cls(program)
+        return found
+
+    def cut(self) -> None:
+        """Closes the connections, so that the others get an error."""
+        group, self.group = self.group, None
+        if group is not None and self.world is dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
 class TorchWire:
     """Over ``torch.distributed``, from rank to rank.
 
@@ -90,12 +127,8 @@ class TorchWire:
     def __init__(self, nodes: Nodes, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         self._nodes = nodes
         self._timeout = timedelta(seconds=timeout_s)
-        # Their numbers in the program, by those in the group.
-        self._ranks = dist.get_process_group_ranks(group)
-        # A group of its own: the program's collectives run beside it.
-        self._group: dist.ProcessGroup | None = dist.new_group(
-            self._ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True
-        )
+        self._connected = _Connected.beside(group)
+        self._tag = next(self._connected.tags)
 
     def swap(self, sent: Tensor, sent_bytes: Sequence[int], come_bytes: Sequence[int]) -> Tensor:
         """As :meth:`Wire.swap`."""
@@ -105,11 +138,11 @@ class TorchWire:
         for rank, part in parts:
             if part.numel():
                 with self._naming(rank):
-                    works.append((rank, dist.irecv(part, self._ranks[rank], self._group)))
+                    works.append((rank, dist.irecv(part, *self._to(rank))))
         for rank, part in zip(self._nodes.rail, torch.split(sent, list(sent_bytes)), strict=True):
             if part.numel():
                 with self._naming(rank):
-                    works.append((rank, dist.isend(part, self._ranks[rank], self._group)))
+                    works.append((rank, dist.isend(part, *self._to(rank))))
         for rank, work in works:
             with self._naming(rank):
                 if work is not None:
@@ -118,10 +151,17 @@ class TorchWire:
 
     def close(self) -> None:
         """As :meth:`Wire.close`."""
-        group, self._group = self._group, None
-        if group is not None:
-            # Its connections go with it.
-            dist.destroy_process_group(group)
+
+    def abort(self) -> None:
+        """As :meth:`Wire.abort`."""
+        self._connected.cut()
+
+    def _to(self, rank: int) -> tuple[int, dist.ProcessGroup, int]:
+        """Returns the number of ``rank`` in the program, the group, and the tag of messages."""
+        connected = self._connected
+        if connected.group is None:
+            raise ClosedError("the connections to other nodes were closed after an error")
+        return connected.ranks[rank], connected.group, self._tag
 
     @contextmanager
     def _naming(self, rank: int) -> Iterator[None]:
@@ -194,4 +234,7 @@ class LocalWire:
 
     def close(self) -> None:
         """As :meth:`Wire.close`."""
+
+    def abort(self) -> None:
+        """As :meth:`Wire.abort`."""
         self._network.leave(self._nodes.rank)
