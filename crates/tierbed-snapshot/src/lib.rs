@@ -40,6 +40,7 @@ mod refresh;
 mod rows;
 mod scratch;
 pub mod select;
+pub mod shards;
 mod snapshot;
 mod tails;
 mod tiers;
@@ -61,6 +62,7 @@ pub use published_ids::PublishedIds;
 pub use record::{RecordOptions, RecordStats, Recorded};
 pub use refresh::{RefreshOptions, RefreshStats};
 pub use rows::SnapshotRows;
+pub use shards::{Located, ShardMap};
 pub use snapshot::{
     Backend, PlacementSummary, SelectOptions, Snapshot, SnapshotOptions, SnapshotStats, Summary,
     TableSummary,

@@ -14,7 +14,7 @@
 //! is loaded. Normative text: docs/reference/formats/snapshot.md.
 
 mod heads;
-mod ranks;
+pub(crate) mod ranks;
 mod shape;
 mod writer;
 
