@@ -24,6 +24,7 @@ from tierbed._native_options import (
     TableSchema,
     VocabularyPolicy,
 )
+from tierbed._native_shards import NativeRowShards, NativeShardMap, PublishedShards
 from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod
 from tierbed.placement.build import LogOptions, PlaceOptions
@@ -49,7 +50,9 @@ __all__ = [
     "NativeQueryLogBuilder",
     "NativeRail",
     "NativeResident",
+    "NativeRowShards",
     "NativeServer",
+    "NativeShardMap",
     "NativeSnapshot",
     "NativeStore",
     "NativeTierBudget",
@@ -378,7 +381,7 @@ class NativeStore:
         self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
         base: list[str] | None = None, changes: str = "auto",
         placements: list[tuple[list[int], str]] = ..., codecs: list[tuple[int, str]] = ...,
-        heads: list[tuple[int, str]] = ...,
+        heads: list[tuple[int, str]] = ..., shards: PublishedShards | None = ...,
     ) -> dict[str, Any]:
         """As :meth:`tierbed.Store.publish`; returns a report. ``base`` is the path of a snapshot
         and those of deltas upon it. ``placements`` are ids of tables and the file of their

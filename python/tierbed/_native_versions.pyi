@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tierbed._native import NativeStore
+from tierbed._native_shards import PublishedShards
 
 __all__ = [
     "begin_publish",
@@ -30,7 +31,7 @@ _Told = Callable[[int, int], None] | None
 def begin_publish(
     store: NativeStore, path: str, attachments: list[tuple[str, bytes]], base: list[str] | None,
     changes: str, placements: list[tuple[list[int], str]], codecs: list[tuple[int, str]],
-    heads: list[tuple[int, str]],
+    heads: list[tuple[int, str]], shards: PublishedShards | None,
 ) -> bool:
     """Freezes what the tables are now; whether the store can publish while it trains."""
 

@@ -28,6 +28,7 @@ mod quality;
 mod query_log;
 pub mod replicate;
 mod resume;
+mod shards;
 mod trial;
 
 pub use choose::{choose, Choice, TrialReads};
@@ -40,4 +41,5 @@ pub use query_log::{
     decode_packed, encode_packed, read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder,
     QuerySource, ReadOptions, TextQueries,
 };
+pub use shards::{count_shard_reads, divide_rows, ShardReads, ShardingOptions};
 pub use tierbed_snapshot::{Placement, PlacementBuilder, ReplicaBudget};

@@ -17,6 +17,7 @@ use crate::errors::run;
 use crate::folders::{check_delta_layout, open_base, read_layout};
 use crate::plain::Plain;
 use crate::progress::Progress;
+use crate::shards::GivenShards;
 use crate::store::{borrowed, opened, NativeStore};
 
 /// Rows copied before others may have the engine: it is theirs again after about a millisecond.
@@ -42,9 +43,11 @@ fn begin_publish(
     placements: Vec<(Vec<u32>, PathBuf)>,
     codecs: Vec<(u32, String)>,
     heads: Vec<(u32, String)>,
+    shards: Option<Plain<GivenShards>>,
 ) -> PyResult<bool> {
     store.get().with(store.py(), |engine| {
-        let layout = read_layout(&placements, &codecs, &heads)?;
+        let mut layout = read_layout(&placements, &codecs, &heads)?;
+        layout.shards = shards.map(|Plain(given)| given.plan()).transpose()?;
         let published = match base {
             None => Published::Whole(layout),
             Some(base) => {

@@ -129,7 +129,7 @@ pub(crate) fn read_layout(
     let codecs = codecs.iter().map(|(table, name)| (TableId(*table), name.as_str()));
     let sizes = heads.iter().map(|(table, size)| Ok((TableId(*table), HeadSize::parse(size)?)));
     let heads = TableHeads::new(sizes.collect::<Result<Vec<_>>>()?);
-    Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)?, heads })
+    Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)?, heads, shards: None })
 }
 
 /// Checks that nothing is said of how a delta lies on pages: it has no placement and no tail, and
@@ -142,6 +142,10 @@ pub(crate) fn check_delta_layout(layout: &PageLayout, names_codecs: bool) -> Res
     if names_codecs {
         return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
             .with("remedy", "leave the codec out, or publish in full"));
+    }
+    if layout.shards.is_some() {
+        return Err(Error::unsupported("a delta is not divided into shards")
+            .with("remedy", "publish in full, with --shards"));
     }
     if !layout.heads.is_empty() {
         return Err(Error::unsupported("a delta has no tails")

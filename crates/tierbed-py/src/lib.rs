@@ -28,6 +28,7 @@ mod python_store;
 mod rails;
 mod resident;
 mod server;
+mod shards;
 mod snapshot;
 mod store;
 mod tensors;
@@ -64,6 +65,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     versions::register(module)?;
     placement::register(module)?;
     place_parts::register(module)?;
+    shards::register(module)?;
     #[cfg(feature = "lab")]
     lab::register(module)?;
     data::register(module)

@@ -27,6 +27,7 @@ use crate::folders::{check_delta_layout, open_base, read_layout};
 use crate::plain::Plain;
 use crate::progress::Progress;
 use crate::python_store::PythonStore;
+use crate::shards::GivenShards;
 use crate::tensors::{check_disjoint, Tensor};
 
 /// The engine over one store.
@@ -470,7 +471,7 @@ impl NativeStore {
 
     #[pyo3(signature = (
         path, attachments, progress, base=None, changes="auto", placements=Vec::new(),
-        codecs=Vec::new(), heads=Vec::new()
+        codecs=Vec::new(), heads=Vec::new(), shards=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "as in Python")]
     fn publish(
@@ -484,12 +485,14 @@ impl NativeStore {
         placements: Vec<(Vec<u32>, PathBuf)>,
         codecs: Vec<(u32, String)>,
         heads: Vec<(u32, String)>,
+        shards: Option<Plain<GivenShards>>,
     ) -> PyResult<Plain<Report>> {
         let mut told = Progress::new(progress);
         let mut tell = |done: u64, total: u64| told.tell(done, total).is_ok();
         let result = self.with(py, |engine| {
             let (parts, tell) = (borrowed(&attachments), &mut tell);
-            let layout = read_layout(&placements, &codecs, &heads)?;
+            let mut layout = read_layout(&placements, &codecs, &heads)?;
+            layout.shards = shards.map(|Plain(given)| given.plan()).transpose()?;
             let find_by = FindBy::from_name(changes)?;
             let report = match base {
                 None => engine.engine_mut().publish_placed(&path, layout, &parts, tell)?,

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use serde::Serialize;
 use tierbed_core::Result;
-use tierbed_io::FsFolder;
+use tierbed_io::{Folder, FsFolder};
 use tierbed_remote::{
     Bandwidth, Expected, Head, Listing, Location, Prune, Pruned, Pull, Pulled, Push, Pushed, Seq,
     Want,
 };
 use tierbed_snapshot::manifest::Manifest;
+use tierbed_snapshot::shards::{ShardsManifest, SHARDS_NAME};
 
 use crate::errors::run;
 use crate::plain::Plain;
@@ -44,7 +45,12 @@ struct Identity {
 
 impl Identity {
     fn of(folder: &Path) -> Result<Self> {
-        let manifest = Manifest::read(&FsFolder::open(folder)?)?;
+        let folder = FsFolder::open(folder)?;
+        if folder.read(SHARDS_NAME)?.is_some() {
+            let identity = ShardsManifest::read(&folder)?.identity()?;
+            return Ok(Self { identity, base: None, base_delta: None });
+        }
+        let manifest = Manifest::read(&folder)?;
         let identity = manifest.identity()?;
         Ok(Self { identity, base: manifest.base, base_delta: manifest.base_delta })
     }

@@ -22,7 +22,7 @@ pub const PARTS_NAME: &str = "parts.json";
 /// What was fetched of a version so far; in the folder of a download only.
 pub(crate) const MARKS: &str = "parts.done";
 /// Files that make a folder a published one; a version has one, and it is written last.
-pub(crate) const MANIFESTS: [&str; 2] = ["snapshot.json", "delta.json"];
+pub(crate) const MANIFESTS: [&str; 3] = ["snapshot.json", "delta.json", "shards.json"];
 /// Longest name of a file, a channel, an identity.
 const NAME_LEN_MAX: usize = 160;
 

@@ -131,7 +131,7 @@ impl Parts {
         }
         match manifest_of(self.files.iter().map(|file| file.name.as_str())) {
             Some(_) => Ok(()),
-            None => bad("a version has one manifest: snapshot.json or delta.json"),
+            None => bad("a version has one manifest: snapshot.json, delta.json or shards.json"),
         }
     }
 

@@ -14,7 +14,9 @@ use tierbed_core::{Error, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_kernels::{fill_initial, Codec};
 
 use crate::placed::PlacedTables;
+use crate::shards::ShardPlan;
 use crate::tails::TableHeads;
+use crate::writer::SnapshotWriter;
 
 /// The codec of each table; f32 where nothing is said.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -119,6 +121,8 @@ pub struct PageLayout {
     pub codecs: TableCodecs,
     /// Tables whose rows lie by id behind a head.
     pub heads: TableHeads,
+    /// Into which shards rows are divided; `None`: all are in one snapshot.
+    pub shards: Option<ShardPlan>,
 }
 
 impl PageLayout {
@@ -127,6 +131,28 @@ impl PageLayout {
     #[must_use]
     pub fn tails_bytes_min(&self, schema: &Schema) -> u64 {
         self.heads.memory_bytes_min(Tables { schema, codecs: &self.codecs })
+    }
+
+    /// Returns the memory that tails and shards need besides that of all rows, at least, without
+    /// placements of pages.
+    #[must_use]
+    pub fn more_bytes_min(&self, schema: &Schema) -> u64 {
+        let tails_bytes = self.tails_bytes_min(schema);
+        let Some(plan) = &self.shards else { return tails_bytes };
+        let writer_bytes = SnapshotWriter::bytes_min(schema, &[], self);
+        // A bit for each row that was written, and a map, which is sorted in 4 bytes a row.
+        let row_counts = schema.tables().iter().map(|table| table.row_count);
+        let bits_bytes = row_counts.clone().max().unwrap_or(0).div_ceil(64) * 8;
+        let maps_bytes = match plan.placed.is_empty() {
+            true => 0,
+            false => 6 * row_counts.sum::<u64>() + (64 << 10),
+        };
+        u64::from(plan.shard_count) * writer_bytes + bits_bytes + maps_bytes
+    }
+
+    /// Returns how rows are kept, without where they lie.
+    pub(crate) fn without_pages(&self) -> Self {
+        Self { codecs: self.codecs.clone(), heads: self.heads.clone(), ..Self::default() }
     }
 }
 

@@ -12,6 +12,7 @@ use tierbed_io::{CheckedText, Folder, PAGE_BYTES};
 use crate::codecs::{TableCodecs, Tables};
 use crate::forward_index::IndexShape;
 use crate::placed::Numbering;
+use crate::shards::SHARDS_NAME;
 use crate::tails::TailShapes;
 
 /// The manifest's file name.
@@ -267,8 +268,13 @@ impl Manifest {
         let path =
             folder.path().map_or_else(|| "(memory)".into(), |path| path.display().to_string());
         let Some(bytes) = folder.read(MANIFEST_NAME)? else {
-            let is_half = folder.list()?.iter().any(|name| name == PAGES_NAME);
-            let error = if is_half {
+            let names = folder.list()?;
+            let has = |name: &str| names.iter().any(|other| other == name);
+            let error = if has(SHARDS_NAME) {
+                Error::invalid("the folder holds shards, not one snapshot")
+                    .with("path", path)
+                    .with("remedy", "open the folder of one shard, or serve all of them")
+            } else if has(PAGES_NAME) {
                 Error::invalid("snapshot was not finished: publishing was interrupted")
                     .with("path", path)
                     .with("remedy", "publish again, into a new or empty folder")

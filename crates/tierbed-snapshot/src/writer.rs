@@ -105,11 +105,52 @@ pub struct Report {
     pub fill_ratio: f64,
     /// Sorted runs of (row, page) pairs spilled to the folder.
     pub sort_run_count: u64,
+    /// Shards that were written; 0 for one snapshot.
+    pub shard_count: u32,
+    /// Rows never written that shards have all the same, because rows are numbered anew there and
+    /// initial values are random.
+    pub initial_rows: u64,
+}
+
+impl Report {
+    /// Returns what was written together with `other`.
+    pub(crate) fn and(self, other: &Self) -> Self {
+        let pages_bytes = self.pages_bytes + other.pages_bytes;
+        let row_bytes = |report: &Self| report.fill_ratio * report.pages_bytes as f64;
+        Self {
+            fill_ratio: (row_bytes(&self) + row_bytes(other)) / pages_bytes.max(1) as f64,
+            row_count: self.row_count + other.row_count,
+            page_count: self.page_count + other.page_count,
+            pages_bytes,
+            index_bytes: self.index_bytes + other.index_bytes,
+            places_bytes: self.places_bytes + other.places_bytes,
+            replica_count: self.replica_count + other.replica_count,
+            attachments_bytes: self.attachments_bytes + other.attachments_bytes,
+            sort_run_count: self.sort_run_count + other.sort_run_count,
+            initial_rows: self.initial_rows + other.initial_rows,
+            ..self
+        }
+    }
 }
 
 impl SnapshotWriter {
     /// Least memory of a writer, without placements and without a page for each table, bytes.
     pub const MEMORY_BYTES_MIN: u64 = BUFFERS_BYTES + MEMORY_BYTES_MIN;
+
+    /// Returns the least memory of a writer of `schema`: a page for each table, the tails that
+    /// `layout` says, and `placed`. The index is sorted in half of what is free, before memory is
+    /// taken for placements, so these count twice.
+    pub(crate) fn bytes_min(schema: &Schema, placed: &[PlacedTables], layout: &PageLayout) -> u64 {
+        let pages_bytes = (PAGE_BYTES * schema.tables().len()) as u64;
+        let placed_bytes = placed.iter().map(|placed| {
+            let page_count = u64::from(placed.index.inverted().list_count());
+            let item_count = u64::from(placed.index.forward().list_count());
+            let sorter_bytes = ExternalSorter::memory_bytes_min(PAGE_BYTES);
+            placed.index.memory_bytes() + 4 * page_count + item_count.div_ceil(8) + sorter_bytes
+        });
+        let tails_bytes = layout.tails_bytes_min(schema);
+        Self::MEMORY_BYTES_MIN + pages_bytes + tails_bytes + 2 * placed_bytes.sum::<u64>()
+    }
 
     /// Starts a snapshot of `schema` in `folder`, which must be empty. Optimizers are left
     /// behind. Memory is reserved from `budget`: half of what is free, up to 64 MiB, for sorting.
@@ -135,7 +176,8 @@ impl SnapshotWriter {
         layout: impl Into<PageLayout>,
         budget: &Budget,
     ) -> Result<Self> {
-        let PageLayout { placed, codecs, heads } = layout.into();
+        let PageLayout { placed, codecs, heads, shards } = layout.into();
+        assert!(shards.is_none(), "shards have a writer of their own");
         let schema = served_schema(schema)?;
         codecs.check(&schema)?;
         heads.check(&schema, |table| placed.iter().any(|placed| placed.tables.contains(&table)))?;
@@ -670,5 +712,7 @@ fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<
         attachments_bytes: manifest.attachments.iter().map(|attachment| attachment.bytes).sum(),
         fill_ratio: manifest.fill_ratio(),
         sort_run_count,
+        shard_count: 0,
+        initial_rows: 0,
     })
 }

@@ -10,7 +10,8 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions};
 use tierbed_io::Folder;
-use tierbed_snapshot::{BaseChain, PageLayout, Report, SnapshotWriter};
+use tierbed_snapshot::shards::PublishWriter;
+use tierbed_snapshot::{BaseChain, PageLayout, Report};
 
 use crate::attachments::check_names;
 use crate::planned::AnySink;
@@ -71,7 +72,7 @@ pub(crate) fn show(progress: &mut PublishProgress<'_>, done: u64, total: u64) ->
 
 /// Rows on their way into a snapshot.
 pub(crate) struct UnsortedRows {
-    writer: SnapshotWriter,
+    writer: PublishWriter,
     sorter: ExternalSorter,
     dims: Vec<usize>,
     payload: Vec<u8>,
@@ -84,12 +85,12 @@ impl UnsortedRows {
     /// Begins the snapshot, and sorts in at most `sort_bytes_max` of the memory.
     ///
     /// # Errors
-    /// Those of [`SnapshotWriter::create_placed`], `Invalid` when the memory does not reach.
+    /// Those of [`PublishWriter::create`], `Invalid` when the memory does not reach.
     pub(crate) fn new(publication: Publication<'_>, sort_bytes_max: u64) -> Result<Self> {
         let Publication { schema, folder, memory, layout, base } = publication;
         let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
         let target = Arc::clone(&folder);
-        let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &memory)?;
+        let mut writer = PublishWriter::create(target, &schema, layout, &memory)?;
         if let Some(base) = base {
             writer.set_chain(base)?;
         }
@@ -137,7 +138,7 @@ impl UnsortedRows {
     /// Writes the snapshot. Tells `written` how many rows are, now and then and at the end.
     ///
     /// # Errors
-    /// Those of [`SnapshotWriter`] and of `written`.
+    /// Those of [`PublishWriter`] and of `written`.
     pub(crate) fn finish(
         self,
         attachments: &[Attachment<'_>],

@@ -20,6 +20,7 @@ use crate::manifest::{
 use crate::overlay::{Change, Overlay, OverlayParts};
 use crate::page::{le_u64, PageShape, PageView};
 use crate::places::{places_blocks, Places};
+use crate::shards::{RowShards, ShardsManifest, SHARDS_VERSION};
 use crate::tails::{TailShapes, Tails};
 
 // Puts the checksum of the rest over the first four bytes.
@@ -229,6 +230,24 @@ pub fn tails(bytes: &[u8]) {
     }
 }
 
+/// The list of shards, and the shards of a placement.
+pub fn shards(bytes: &[u8]) {
+    let _ = ShardsManifest::decode(bytes);
+    let text = crate::shards::TEXT.encode(SHARDS_VERSION, bytes);
+    if let Ok(manifest) = ShardsManifest::decode(&text) {
+        let again = manifest.encode().ok().and_then(|bytes| ShardsManifest::decode(&bytes).ok());
+        assert_eq!(again, Some(manifest), "comes back as it was");
+    }
+    let _ = RowShards::decode(bytes);
+    let mut mended = [&b"TBshards\0\0\0\0\0\0\0\0"[..], bytes].concat();
+    let crc = crc32c(&mended[16..]);
+    mended[8..12].copy_from_slice(&crc.to_le_bytes());
+    if let Ok(shards) = RowShards::decode(&mended) {
+        let is_fine = |&shard: &u16| u32::from(shard) < shards.shard_count();
+        assert!(shards.shards().iter().all(is_fine), "a shard that exists");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tierbed_sim::fuzz::replay_seeds;
@@ -241,5 +260,6 @@ mod tests {
         replay_seeds("snapshot_overlay", super::overlay);
         replay_seeds("snapshot_places", super::places);
         replay_seeds("snapshot_tails", super::tails);
+        replay_seeds("snapshot_shards", super::shards);
     }
 }

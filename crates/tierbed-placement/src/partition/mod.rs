@@ -10,11 +10,11 @@ use std::thread;
 
 use crate::{Placement, QueryLog};
 
-pub(crate) use bisect::rows_of_parts;
 pub use bisect::{
     bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, ExchangeRule,
     LevelReport, Subtree,
 };
+pub(crate) use bisect::{rows_of_parts, split_evenly};
 pub use grow::{grow, GrowthOptions, Way};
 pub use order::{by_frequency, random};
 

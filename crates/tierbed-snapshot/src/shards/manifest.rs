@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use tierbed_core::checksum::crc32c;
 use tierbed_core::schema::ROW_COUNT_MAX;
 use tierbed_core::{Error, Result};
 use tierbed_io::checked_text::Refused;
@@ -125,6 +126,14 @@ impl ShardsManifest {
     #[must_use]
     pub fn shard_count(&self) -> u32 {
         self.shards.len() as u32
+    }
+
+    /// Returns what tells these shards from all others: the publish, and a checksum of the file.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn identity(&self) -> Result<String> {
+        Ok(format!("{:014x}{:08x}", self.publish, crc32c(&self.encode()?)))
     }
 
     /// Encodes the file.

@@ -60,7 +60,15 @@ impl ShardMap {
     /// `Invalid` when the folder holds no shards or the budget does not reach, `Corruption` for
     /// other bytes than were written, naming file and block; `Io`.
     pub fn open_in(folder: &dyn Folder, budget: &Budget) -> Result<Self> {
-        let manifest = ShardsManifest::read(folder)?;
+        Self::of(ShardsManifest::read(folder)?, folder, budget)
+    }
+
+    /// Opens the maps that `manifest` names.
+    pub(crate) fn of(
+        manifest: ShardsManifest,
+        folder: &dyn Folder,
+        budget: &Budget,
+    ) -> Result<Self> {
         let shapes = manifest.tables.iter().map(|table| shape_of(table, manifest.shard_count()));
         let maps_bytes: u64 = shapes.flatten().map(RowMapShape::memory_bytes).sum();
         let bounds_bytes: usize = manifest.tables.iter().map(bounds_bytes).sum();
@@ -133,26 +141,22 @@ impl ShardMap {
             let schema = TableSchema::plain(&named.name, named.row_count, named.dim);
             return Err(out_of_range(&schema, id));
         }
-        let shard_count = u64::from(self.shard_count());
-        let one = |shard: u32, row| Located { shard: Some(shard), row };
-        let rows = ids.iter().map(|&id| id as u64);
-        match divided {
-            Divided::Whole(shard) => found.extend(rows.map(|row| one(*shard, row))),
-            Divided::Everywhere => found.extend(rows.map(|row| Located { shard: None, row })),
-            Divided::Rows(bounds) => found.extend(rows.map(|row| {
-                let (shard, start) = range_of(bounds, row);
-                one(shard, row - start)
-            })),
-            Divided::Hash(scatter) => found.extend(rows.map(|row| {
-                let place = scatter.place_of(row);
-                one((place % shard_count) as u32, place / shard_count)
-            })),
-            Divided::Placed(map) => found.extend(rows.map(|row| {
-                let (shard, row) = map.locate(row);
-                one(shard, row)
-            })),
-        }
+        let shard_count = self.shard_count();
+        found.extend(ids.iter().map(|&id| divided.locate(id as u64, shard_count)));
         Ok(())
+    }
+
+    /// Returns where row `row` of `table` lies.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or a row outside it.
+    pub fn locate_row(&self, table: TableId, row: u64) -> Result<Located> {
+        let (named, divided) = self.table(table)?;
+        if row >= named.row_count {
+            let schema = TableSchema::plain(&named.name, named.row_count, named.dim);
+            return Err(out_of_range(&schema, row));
+        }
+        Ok(divided.locate(row, self.shard_count()))
     }
 
     /// Returns how many rows of `table` the snapshot of `shard` has.
@@ -224,6 +228,29 @@ impl Divided {
                 Self::Placed(RowMap::load(shape, device.as_ref(), *crc32c)?)
             }
         })
+    }
+}
+
+impl Divided {
+    #[inline]
+    fn locate(&self, row: u64, shard_count: u32) -> Located {
+        let one = |shard: u32, row| Located { shard: Some(shard), row };
+        match self {
+            Self::Whole(shard) => one(*shard, row),
+            Self::Everywhere => Located { shard: None, row },
+            Self::Rows(bounds) => {
+                let (shard, start) = range_of(bounds, row);
+                one(shard, row - start)
+            }
+            Self::Hash(scatter) => {
+                let (place, shards) = (scatter.place_of(row), u64::from(shard_count));
+                one((place % shards) as u32, place / shards)
+            }
+            Self::Placed(map) => {
+                let (shard, row) = map.locate(row);
+                one(shard, row)
+            }
+        }
     }
 }
 

@@ -9,13 +9,28 @@
 //!
 //! Normative text: docs/reference/formats/shards.md.
 
+mod either;
 mod manifest;
 mod map;
+mod pages;
+mod plan;
 mod row_map;
+mod row_shards;
 mod scatter;
+mod writer;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use manifest::TEXT;
+
+pub use either::PublishWriter;
 pub use manifest::{
     DividedTable, Division, ShardInfo, ShardsManifest, PUBLISH_END, SHARDS_MAX, SHARDS_NAME,
     SHARDS_VERSION,
 };
 pub use map::{Located, ShardMap};
+pub use plan::{DivideBy, PlacedShards, ShardPlan};
+pub use row_shards::RowShards;
+pub use writer::{ShardOf, ShardsWriter, SHARD_ATTACHMENT};
+
+#[cfg(test)]
+mod tests;

@@ -289,5 +289,30 @@ mod tests {
             let found: Vec<u64> = (0..shard_count).map(|shard| map.rows_of(shard)).collect();
             prop_assert_eq!(found, counts);
         }
+
+        #[test]
+        fn any_words_are_a_map_or_corruption(
+            seed: u64, row_count in 1u64..300, shard_count in 1u32..9,
+        ) {
+            let mut random = SplitMix64::new(seed);
+            let shape = RowMapShape { row_count, shard_count };
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("map"));
+            let mut blocks = BlockWriter::new(Arc::clone(&device));
+            let rest = u64::MAX >> (64 - ((row_count - 1) % 64 + 1));
+            for word in 1..=shape.word_count() {
+                let is_last = word % shape.level_words() == 0;
+                let mask = if is_last && seed % 8 > 0 { rest } else { u64::MAX };
+                blocks.put_word(random.next_u64() & mask).unwrap();
+            }
+            let crc = blocks.finish().unwrap();
+            match RowMap::load(shape, device.as_ref(), crc) {
+                Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Corruption),
+                Ok(map) => for row in 0..row_count {
+                    let (shard, own) = map.locate(row);
+                    prop_assert!(shard < shard_count && own < map.rows_of(shard));
+                    prop_assert_eq!(map.global_of(shard, own), row);
+                },
+            }
+        }
     }
 }

@@ -11,6 +11,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Error, Reservation, Result, RowId, RowStore, TableId, TableSchema};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
 use tierbed_io::{Folder, PAGE_BYTES};
+use tierbed_snapshot::shards::PublishWriter;
 use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
 
 use crate::attachments::check_names;
@@ -61,9 +62,9 @@ impl WindowEngine {
         let mut compared = base.as_ref().map(|base| self.compared(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
-        self.name_least_to_publish(layout.tails_bytes_min(&schema));
+        self.name_least_to_publish(layout.more_bytes_min(&schema));
         let scan_memory = self.reserve_for_scan()?;
-        let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &self.budget)?;
+        let mut writer = PublishWriter::create(target, &schema, layout, &self.budget)?;
         drop(scan_memory);
         if let Some(base) = &base {
             writer.set_chain(&base.chain)?;

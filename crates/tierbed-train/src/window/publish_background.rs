@@ -171,7 +171,7 @@ impl WindowEngine {
     }
 
     fn wanted_to_publish(&self, layout: &PageLayout) -> Wanted {
-        let least_bytes = self.publish_bytes_min() + layout.tails_bytes_min(&self.schema);
+        let least_bytes = self.publish_bytes_min() + layout.more_bytes_min(&self.schema);
         let share_bytes = self.budget.limit_bytes() / PUBLISH_SHARE;
         Wanted { least_bytes, bytes: share_bytes.max(2 * least_bytes) }
     }

@@ -202,6 +202,21 @@ pub fn bisect_evenly(
     builder.finish()
 }
 
+/// Splits the rows of `graph` into `part_count` parts of about equal size; there may be fewer rows.
+///
+/// Returns the rows that were asked for, part after part, and how many each has.
+pub(crate) fn split_evenly(
+    graph: Hypergraph,
+    part_count: usize,
+    options: &BisectionOptions,
+) -> (Vec<u32>, Vec<usize>) {
+    let part_count = part_count.min(graph.rows.len());
+    match part_count {
+        0 => (Vec::new(), Vec::new()),
+        _ => levels::split(graph, part_count, Fill::Even, options),
+    }
+}
+
 /// Returns all rows of `graph`, page after page, on the calling thread.
 pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec<u32> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);

@@ -1,0 +1,59 @@
+"""Classes of the native module for shards. A stub: there is no such module."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, final
+
+from torch import Tensor
+
+from tierbed._native import NativeQueryLog
+from tierbed.placement.shards import ShardOptions
+
+__all__ = ["NativeRowShards", "NativeShardMap", "PublishedShards"]
+
+class PublishedShards(Protocol):
+    """How a publish is divided, with tables by their ids: any dataclass with these fields."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def by(self) -> Literal["hash", "rows"]: ...
+    @property
+    def placed(self) -> Sequence[tuple[list[int], str]]: ...
+    @property
+    def everywhere_bytes(self) -> int: ...
+
+@final
+class NativeRowShards:
+    """The shard of each row of a placement. Files are named by the placement beside them."""
+
+    @staticmethod
+    def divide(log: NativeQueryLog, options: ShardOptions) -> NativeRowShards: ...
+    @staticmethod
+    def by_hash(shard_count: int, row_count: int) -> NativeRowShards: ...
+    @staticmethod
+    def by_rows(shard_count: int, row_count: int) -> NativeRowShards: ...
+    @staticmethod
+    def read(placement: str) -> NativeRowShards: ...
+    def write(self, placement: str) -> None: ...
+    @property
+    def shard_count(self) -> int: ...
+    @property
+    def row_count(self) -> int: ...
+    def shards(self) -> bytes:
+        """The shard of each row, u16."""
+    def reads(self, log: NativeQueryLog) -> dict[str, Any]:
+        """The fields of :class:`tierbed.placement.ShardReads`."""
+
+@final
+class NativeShardMap:
+    """Where each row of a divided model lies."""
+
+    @staticmethod
+    def open(path: str) -> NativeShardMap: ...
+    def info(self) -> dict[str, Any]: ...
+    def locate(self, table: str, ids: Tensor, shards: Tensor, rows: Tensor) -> None:
+        """Writes the shard of each id, -1 for any, and its row there; all ``[E]`` int64."""
+    def rows_of(self, table: str, shard: int) -> int: ...
+    def global_of(self, table: str, shard: int, row: int) -> int | None: ...
