@@ -52,6 +52,7 @@ from tierbed.serve import (
     Follow,
     Neighbours,
     NeighbourTier,
+    ShardMap,
     Snapshot,
     TierBudget,
     TierPlan,
@@ -59,7 +60,7 @@ from tierbed.serve import (
     find_neighbours,
     plan_tiers,
 )
-from tierbed.train import CodedStore, Publisher, Store
+from tierbed.train import CodedStore, Publisher, Shards, Store
 from tierbed.train.lookahead import lookahead
 from tierbed.train.row_optimizer import RowOptimizer
 from tierbed.train.scalars import scalars
@@ -129,6 +130,8 @@ __all__ = [
     "QueryLog",
     "RowOptimizer",
     "RowWiseAdagrad",
+    "ShardMap",
+    "Shards",
     "Snapshot",
     "Store",
     "TierBudget",

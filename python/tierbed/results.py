@@ -41,6 +41,8 @@ class SnapshotReport:
         fill_ratio: Bytes of rows, as they are coded, per byte of the page file; None without
             pages.
         sort_run_count: Sorted runs of rows that were spilled to the folder on the way.
+        shard_count: Shards that were written, over which all is summed; 0 for one snapshot.
+        initial_rows: Rows never trained that shards have all the same.
     """
 
     identity: str
@@ -53,6 +55,8 @@ class SnapshotReport:
     attachments_bytes: int
     fill_ratio: float | None
     sort_run_count: int
+    shard_count: int = 0
+    initial_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,8 @@ PUBLIC = [
     "RowOptimizer",
     "RowWiseAdagrad",
     "SGD",
+    "ShardMap",
+    "Shards",
     "Snapshot",
     "Store",
     "TierBudget",
@@ -77,8 +79,8 @@ PARAMETERS = {
     "disk_quota checkpoint vocabulary_dram shards read_only "
     "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
-    "Store.publish": "self path model base changes placement codec head_rows attachments compiled "
-    "progress",
+    "Store.publish": "self path model base changes placement codec head_rows shards attachments "
+    "compiled progress",
     "Publisher": "store model location channel delta_every full_every keep local checkpoint "
     "placement codec head_rows attachments compiled beside_training on_error",
     "Versions.pull": "self to channel version bandwidth progress",

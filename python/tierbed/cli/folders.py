@@ -26,6 +26,7 @@ from tierbed.cli.options import (
     shows_tables,
 )
 from tierbed.cli.place import inspect_placement, placement_file
+from tierbed.cli.shards import SHARDS_FILE, inspect_shards, verify_shards
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.placement import import_files
 from tierbed.report import Report
@@ -35,7 +36,7 @@ from tierbed.train.store import Store
 
 __all__ = ["open_folder", "register", "tables_folder"]
 
-Folder = Annotated[Path, typer.Argument(help="A run, a store or a snapshot.")]
+Folder = Annotated[Path, typer.Argument(help="A run, a store, a snapshot or shards.")]
 
 
 def tables_folder(folder: Path) -> Path:
@@ -104,6 +105,9 @@ def inspect(
         if html is not None:
             raise InvalidError("a placement has no report; leave out --html")
         inspect_placement(placed, log, log_format, json_path)
+        return
+    if (folder / SHARDS_FILE).is_file():
+        inspect_shards(folder, json_path)
         return
     if queries is not None and html is None:
         raise InvalidError("--queries is for the report of a snapshot; add --html FILE")
@@ -226,8 +230,11 @@ def _short(init: Any) -> str:
 def verify(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOut = None) -> None:
     """Check every checksum of a run, a store or a snapshot."""
     started_s = time.perf_counter()
-    with open_folder(folder, dram_budget) as opened:
-        pages = opened.verify()
+    if (folder / SHARDS_FILE).is_file():
+        pages = verify_shards(folder, dram_budget)
+    else:
+        with open_folder(folder, dram_budget) as opened:
+            pages = opened.verify()
     seconds = time.perf_counter() - started_s
     finish({"verified": True, "pages": pages, "seconds": seconds}, json_path, f"verify {folder}")
 

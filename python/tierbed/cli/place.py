@@ -30,6 +30,7 @@ from tierbed.placement.log_columns import parse_columns
 from tierbed.placement.log_files import read_columns, read_log
 from tierbed.placement.ray_cluster import place_on_ray, ray_cluster
 from tierbed.placement.ray_log import RayQueryLog
+from tierbed.placement.shards import RowShards, ShardOptions, divide_rows
 
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 
@@ -127,6 +128,19 @@ def place_(
     mapping: Annotated[
         Path | None, typer.Option("--mapping", help="Write MaxEmbed's mapping here, too.")
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option("--shards", min=1, help="Also divide the rows into so many shards."),
+    ] = None,
+    shard_tolerance: Annotated[
+        float,
+        typer.Option(
+            "--shard-tolerance",
+            min=0.0,
+            max=10.0,
+            help="With --shards: rows and load that one may have beyond the mean, as a share.",
+        ),
+    ] = 0.05,
     ageing: Annotated[Ageing, Fields(title="Drift")],
     json_path: JsonOut = None,
 ) -> None:
@@ -143,10 +157,16 @@ def place_(
     if (rows_per_page is None) == (dim is None):
         raise InvalidError("give either --rows-per-page or --dim")
     options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0, codec))
+    queries = None
     if ray is not None and source.columns is not None:
+        if shards is not None:
+            raise InvalidError(
+                "shards are divided where the whole log is; leave out --shards, or --ray"
+            )
         placement, found = _build_of_blocks(source, options, judging, ray)
     else:
-        placement, found = _build(source.read(), options, judging, ray, out / UNFINISHED)
+        queries = source.read()
+        placement, found = _build(queries, options, judging, ray, out / UNFINISHED)
     result = {
         "method": options.method,
         "ratio": judging.ratio,
@@ -157,6 +177,15 @@ def place_(
     }
     out.mkdir(parents=True, exist_ok=True)
     placement.write(out / PLACEMENT_FILE)
+    if shards is not None and queries is not None:
+        division = ShardOptions(
+            shards=shards,
+            tolerance=shard_tolerance,
+            iterations=options.iterations,
+            seed=options.seed,
+            threads=options.threads,
+        )
+        result.update(_divide(queries, judging.split, division, out))
     if (out / UNFINISHED).is_dir():
         shutil.rmtree(out / UNFINISHED)
     if mapping is not None:
@@ -262,6 +291,30 @@ def _of_reads(reads: PageReads, home_pages: float, query_count: int) -> dict[str
         "useful_rows_per_page": reads.useful_rows_per_page,
         "absent_rows": reads.absent_rows,
         "reads_by_useful_rows": reads.reads_by_useful_rows,
+    }
+
+
+def _divide(queries: QueryLog, split: float, division: ShardOptions, out: Path) -> dict[str, Any]:
+    """Divides rows by the earlier queries beside the placement, and judges by the later ones."""
+    earlier, later = queries.split(split)
+    rows = divide_rows(earlier, division)
+    rows.write(out / PLACEMENT_FILE)
+    return _divided(rows, later if len(later) else earlier)
+
+
+def _divided(rows: RowShards, log: QueryLog) -> dict[str, Any]:
+    """Shards that queries need, beside those of other divisions, and how even they are."""
+    reads = rows.reads(log)
+    hashed = RowShards.by_hash(rows.shard_count, rows.row_count).reads(log)
+    ranges = RowShards.by_rows(rows.shard_count, rows.row_count).reads(log)
+    return {
+        "shards": rows.shard_count,
+        "shards_per_query": reads.shards_per_query,
+        "shards_per_query_by_hash": hashed.shards_per_query,
+        "shards_per_query_by_rows": ranges.shards_per_query,
+        "shard_rows_imbalance": reads.rows_imbalance,
+        "shard_rows_imbalance_by_hash": hashed.rows_imbalance,
+        "shard_row_counts": rows.row_counts(),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,12 +29,14 @@ from tierbed.cli.run_options import (
 )
 from tierbed.cli.settings import Effective, Key
 from tierbed.cli.stop import StopSignal
+from tierbed.config import words
 from tierbed.config.words import DataFormat
 from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
 from tierbed.errors import InvalidError
 from tierbed.recipes.evaluate import evaluate
 from tierbed.recipes.run import EVAL_BATCH, RUN_FILE, Run, TrainOptions, load_run, read_run
 from tierbed.train.publisher import Publisher
+from tierbed.train.shards import Shards, parse_by, push_shards
 from tierbed.train.store import Store
 
 __all__ = ["register"]
@@ -152,6 +155,29 @@ def eval_(
     finish(result, json_path, f"evaluation of {store}")
 
 
+def _check_publish(out: Path | None, to: str | None, *, base: Path | None, delta: bool) -> None:
+    """Refuses what goes nowhere, or has a base of another kind."""
+    if (out is None) == (to is None):
+        raise InvalidError("a version goes to a folder or to a location; give --out or --to")
+    if (delta and to is None) or (base is not None and out is None):
+        raise InvalidError(
+            "--base is for --out, and --delta for --to, whose channel says what it differs from; "
+            "give --out with --base, or --to with --delta"
+        )
+
+
+def _divided(
+    shards: int | None, replicas: int, shard_by: list[str], everywhere: str
+) -> Shards | None:
+    """Returns into which shards a publish goes; None for one snapshot."""
+    if shards is not None:
+        by = parse_by(shard_by)
+        return Shards(count=shards, replicas=replicas, by=by, everywhere=everywhere)
+    if shard_by:
+        raise InvalidError("--shard-by says how rows are divided; say into how many by --shards")
+    return None
+
+
 def publish(
     store: RunFolder,
     *,
@@ -182,17 +208,34 @@ def publish(
     ] = False,
     codec: Codec = None,
     head_rows: HeadRows = None,
+    shards: Annotated[
+        int | None,
+        typer.Option("--shards", min=1, help="Divide rows into so many snapshots, one per host."),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=1, help="With --shards: servers of each, as a note.")
+    ] = 1,
+    shard_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shard-by",
+            metavar="HOW",
+            help="hash, rows (ranges of ids), a placement with shards, or TABLE=PLACEMENT for each "
+            "table or TABLE+TABLE.",
+        ),
+    ] = None,
+    everywhere: Annotated[
+        words.SizeText,
+        typer.Option("--everywhere", metavar="SIZE", help="Tables this small are on every shard."),
+    ] = "1MiB",
     dram_budget: DramBudget = "1GiB",
     json_path: JsonOut = None,
 ) -> None:
     """Write a serving snapshot of a trained model, or of a bare store."""
-    if (out is None) == (to is None):
-        raise InvalidError("a version goes to a folder or to a location; give --out or --to")
-    if (delta and to is None) or (base is not None and out is None):
-        raise InvalidError(
-            "--base is for --out, and --delta for --to, whose channel says what it differs from; "
-            "give --out with --base, or --to with --delta"
-        )
+    _check_publish(out, to, base=base, delta=delta)
+    divided = _divided(shards, replicas, shard_by or [], everywhere)
+    if divided is not None and (delta or base is not None):
+        raise InvalidError("a delta is not divided into shards; publish in full, with --shards")
     model = None
     if compiled and not (store / RUN_FILE).is_file():
         raise InvalidError(
@@ -212,10 +255,25 @@ def publish(
                 base=base,
                 codec=codec,
                 head_rows=head_rows,
+                shards=divided,
                 compiled=compiled,
                 progress=bar.set,
             )
             result = {**asdict(report), "snapshot": str(out)}
+        elif divided is not None:
+            assert to is not None, "either was given"
+            with tempfile.TemporaryDirectory(prefix="shards.", dir=store) as folder:
+                report = opened.publish(
+                    folder,
+                    model,
+                    codec=codec,
+                    head_rows=head_rows,
+                    shards=divided,
+                    compiled=compiled,
+                    progress=bar.set,
+                )
+                version = push_shards(folder, to, channel=channel)
+            result = {**asdict(report), **asdict(version), "location": to, "channel": channel}
         else:
             assert to is not None, "either was given"
             publisher = Publisher(

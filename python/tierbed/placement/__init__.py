@@ -20,6 +20,7 @@ from tierbed.placement.build import (
     rows_per_page_of,
 )
 from tierbed.placement.files import PlacementFiles, TableCodecs, import_tables, read_tables
+from tierbed.placement.shards import RowShards, ShardOptions, ShardReads, divide_rows
 
 if TYPE_CHECKING:
     from tierbed.placement.drift import Drift, measure_drift
@@ -53,7 +54,11 @@ __all__ = [
     "PlacementInfo",
     "QueryLog",
     "RayQueryLog",
+    "RowShards",
+    "ShardOptions",
+    "ShardReads",
     "TableCodecs",
+    "divide_rows",
     "import_files",
     "import_tables",
     "log_of_columns",

@@ -14,6 +14,7 @@ from tierbed.serve.cache import (
 from tierbed.serve.follow import Follow
 from tierbed.serve.neighbours import Neighbours, find_neighbours
 from tierbed.serve.resident import plan_tiers
+from tierbed.serve.shard_map import DividedTable, Shard, ShardMap
 from tierbed.serve.snapshot import Snapshot
 from tierbed.serve.versions import Versions
 
@@ -34,6 +35,7 @@ else:
 __all__ = [
     "CacheOptions",
     "CacheTier",
+    "DividedTable",
     "Follow",
     "Limits",
     "ModelFeature",
@@ -42,6 +44,8 @@ __all__ = [
     "ServeOptions",
     "ServedModel",
     "Server",
+    "Shard",
+    "ShardMap",
     "Snapshot",
     "TierBudget",
     "TierPlan",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from tierbed._util.lazy import lazy_names
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.publisher import Publisher
+from tierbed.train.shards import Shards, push_shards
 from tierbed.train.stats import OrderState, StoreStats
 from tierbed.train.store import Store
 
@@ -24,8 +25,10 @@ __all__ = [
     "CommitTable",
     "OrderState",
     "Publisher",
+    "Shards",
     "Store",
     "StoreStats",
     "find_commits",
+    "push_shards",
     "put_in_force",
 ]

@@ -17,11 +17,12 @@ from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedE
 from tierbed.placement.files import HeadRows, PlacementFiles, TableCodecs
 from tierbed.results import Channel, PublisherStats, PushedVersion
 from tierbed.serve.versions import Versions
+from tierbed.train.background import compiled_parts
 from tierbed.train.channel import ChannelView, Cut, Target
 from tierbed.train.cutter import Attachments, Cutter, Cutting, Source
 from tierbed.train.published import Counts
 from tierbed.train.publishing import LocalFolder, Rules
-from tierbed.train.store import Store, compiled_parts
+from tierbed.train.store import Store
 from tierbed.train.upload import Upload
 
 if TYPE_CHECKING:

@@ -40,7 +40,8 @@ from tierbed.placement.files import (
 from tierbed.report.observer import Observer
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
-from tierbed.train.background import Request, publish_async
+from tierbed.train.background import Request, base_paths, compiled_parts, publish_async
+from tierbed.train.shards import Shards, published_shards
 from tierbed.train.stats import OrderState
 from tierbed.train.store_reports import StoreReports
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from tierbed._native_options import StoreOptions
 
-__all__ = ["Store", "compiled_parts"]
+__all__ = ["Store"]
 
 _OF_THE_ENGINE = frozenset(
     {
@@ -569,6 +570,7 @@ class Store(StoreReports):
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
         head_rows: HeadRows | None = None,
+        shards: Shards | None = None,
         attachments: Mapping[str, bytes] | None = None,
         compiled: bool = False,
         progress: Progress | None = None,
@@ -597,13 +599,24 @@ class Store(StoreReports):
                 and have entries in the index; for all tables that share no pages, or by table.
                 The others lie by id, so that a bit of the index is enough for each. By default all
                 rows have entries. A delta has none.
+            shards: Divide rows into shards: the folder gets a snapshot for each and
+                ``shards.json``, which is written last. A delta has none.
             attachments: Further named bytes.
             compiled: Also compile ``model``, as :func:`tierbed.serve.compile_dense` does, which
                 takes some seconds; its result among ``attachments`` does for several versions.
             progress: Called with (rows done, rows in all).
         """
         request = self._request(
-            path, model, base, changes, placement, codec, head_rows, attachments, compiled=compiled
+            path,
+            model,
+            base,
+            changes,
+            placement,
+            codec,
+            head_rows,
+            attachments,
+            compiled=compiled,
+            shards=shards,
         )
         written = self._native.publish(
             request.path,
@@ -614,6 +627,7 @@ class Store(StoreReports):
             request.placements,
             request.codecs,
             request.heads,
+            request.shards,
         )
         return SnapshotReport(**written)
 
@@ -626,6 +640,7 @@ class Store(StoreReports):
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
         head_rows: HeadRows | None = None,
+        shards: Shards | None = None,
         attachments: Mapping[str, bytes] | None = None,
         compiled: bool = False,
         progress: Progress | None = None,
@@ -645,6 +660,7 @@ class Store(StoreReports):
             placement: As of :meth:`publish`.
             codec: As of :meth:`publish`.
             head_rows: As of :meth:`publish`.
+            shards: As of :meth:`publish`.
             attachments: As of :meth:`publish`.
             compiled: As of :meth:`publish`.
             progress: Called with (rows done, rows in all) by that thread.
@@ -679,6 +695,7 @@ class Store(StoreReports):
             head_rows,
             attachments,
             compiled=compiled,
+            shards=shards,
         )
         return publish_async(self._native, request, progress)
 
@@ -694,6 +711,7 @@ class Store(StoreReports):
         attachments: Mapping[str, bytes] | None,
         *,
         compiled: bool,
+        shards: Shards | None,
     ) -> Request:
         parts = dict(attachments or {})
         if compiled:
@@ -706,11 +724,12 @@ class Store(StoreReports):
         return Request(
             path=os.fspath(path),
             attachments=sorted(parts.items()),
-            base=_paths(base),
+            base=base_paths(base),
             changes=changes,
             placements=placed,
             codecs=table_codecs(codec, names, self.table_id),
             heads=table_heads(head_rows, names, self.table_id, placed),
+            shards=published_shards(shards, tables, self.table_id),
         )
 
     def verify(self) -> int:
@@ -756,28 +775,3 @@ class Store(StoreReports):
 
     def __repr__(self) -> str:
         return f"Store(path={self._path!r}, seed={self._seed})"
-
-
-def compiled_parts(model: torch.nn.Module | None, store: Store) -> dict[str, bytes]:
-    """Compiles the dense part of ``model`` for servers of what ``store`` publishes.
-
-    Raises:
-        InvalidError: There is no model.
-        UnsupportedError: It cannot be compiled, or there is no compiler.
-    """
-    if model is None:
-        raise InvalidError("there is no model to compile; give it, or leave out compiled")
-    # Few programs compile, and servers are loaded with it.
-    from tierbed.serve.compiled import compile_dense
-
-    return compile_dense(model, store)
-
-
-def _paths(
-    base: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
-) -> list[str] | None:
-    """Returns the paths of a snapshot and of deltas upon it; None for none."""
-    if base is None:
-        return None
-    given = [base] if isinstance(base, (str, os.PathLike)) else list(base)
-    return [os.fspath(path) for path in given]

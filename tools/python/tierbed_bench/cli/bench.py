@@ -24,6 +24,7 @@ from tierbed_bench.models import ModelOptions, run_models
 from tierbed_bench.placement import PlacementOptions, run_placement
 from tierbed_bench.precision import PrecisionOptions, run_precision
 from tierbed_bench.serving import ServingOptions, run_serving
+from tierbed_bench.shards import ShardsOptions, run_shards
 from tierbed_bench.tiers import TiersOptions, run_tiers
 from tierbed_bench.training import TrainingOptions, run_training
 
@@ -176,6 +177,34 @@ def placement(
     _told(run_placement(out, replace(options, logs=logs, caches=caches, threads=threads), json))
 
 
+def shards(
+    *,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--log", help="A query log, or a folder of logs; repeat for several."),
+    ] = None,
+    options: Annotated[
+        ShardsOptions,
+        Fields(skip=("logs", "shards", "threads"), names={"queries_max": "queries"}),
+    ],
+    counts: Annotated[str, typer.Option("--shards", help="Numbers of shards, by comma.")] = "8,64",
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="They change times, never counts; else one a core."),
+    ] = None,
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Count the shards that later queries need: by hash, by ranges of ids, by placement."""
+    wanted = replace(
+        options,
+        logs=logs or (),
+        shards=numbers("--shards", counts, int),
+        threads=threads or len(os.sched_getaffinity(0)),
+    )
+    _told(run_shards(out, wanted, json))
+
+
 def exchange(
     *,
     options: Annotated[ExchangeOptions, Fields()],
@@ -248,6 +277,7 @@ for suite in (
     precision,
     tiers,
     placement,
+    shards,
     exchange,
     serve,
     fresh,
