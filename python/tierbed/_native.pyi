@@ -45,6 +45,7 @@ __all__ = [
     "NativeExchangePlan",
     "NativeFollowing",
     "NativeHeap",
+    "NativeObjects",
     "NativePlacement",
     "NativeQueryLog",
     "NativeQueryLogBuilder",

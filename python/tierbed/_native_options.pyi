@@ -163,6 +163,7 @@ class StoreOptions(TypedDict):
     disk_quota_bytes: int | None
     vocabulary_bytes: int | None
     read_only: bool
+    kept: str | None
 
 
 class TableSchema(TypedDict):

@@ -1,4 +1,4 @@
-"""Functions of the native module: publishing beside training, and versions at a location.
+"""Functions of the native module: publishing beside training, versions and objects at a location.
 
 A stub: there is no such module. The latter return structs of ``tierbed_remote``: Listing, Head,
 Pushed, Pulled, Pruned. A push expects ``"anything"``, ``"nothing"`` or ``{"head": head}``; a pull
@@ -6,12 +6,15 @@ wants ``{"channel": name}`` or ``{"version": seq}``.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
+
+from typing_extensions import Self
 
 from tierbed._native import NativeStore
 from tierbed._native_shards import PublishedShards
 
 __all__ = [
+    "NativeObjects",
     "begin_publish",
     "channel_head",
     "finish_publish",
@@ -53,3 +56,17 @@ def roll_back_channel(location: str, channel: str, seq: int, now_s: int) -> dict
 def prune_versions(location: str, keep_s: int, now_s: int, progress: _Told) -> dict[str, Any]: ...
 def pin_version(location: str, seq: int) -> None: ...
 def unpin_version(location: str, seq: int) -> bool: ...
+
+@final
+class NativeObjects:
+    """Objects in a folder or a bucket; calls come from any thread."""
+
+    def __new__(cls, location: str) -> Self: ...
+    def list(self) -> list[tuple[str, int]]: ...
+    def get(self, name: str, bytes_max: int) -> bytes | None: ...
+    def get_range(self, name: str, start: int, end: int) -> bytes | None: ...
+    def put(self, name: str, raw: bytes, is_new: bool) -> bool:
+        """Writes an object whole; false when it should be absent and is not."""
+
+    def put_large(self, name: str, raw: bytes, chunk_bytes: int) -> None: ...
+    def remove(self, name: str) -> None: ...

@@ -17,6 +17,7 @@ mod exchange;
 mod folders;
 mod following;
 mod neighbours;
+mod objects;
 mod offsets;
 mod opened;
 mod place_parts;
@@ -53,6 +54,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::NativeServer>()?;
     module.add_class::<following::NativeFollowing>()?;
     module.add_class::<codec::NativeCodec>()?;
+    module.add_class::<objects::NativeObjects>()?;
     module.add_class::<resident::NativeResident>()?;
     module.add_class::<tier_budget::NativeTierBudget>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3;
@@ -28,7 +29,7 @@ use tierbed_io::process::PerProcess;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::folder::too_long;
-use crate::objects::{Chunks, Found, Listed, Objects, Put, Tag, When};
+use crate::objects::{Chunks, Found, Listed, Objects, Put, Shared, Tag, When};
 use refused::Asked;
 pub use settings::BucketSettings;
 
@@ -74,6 +75,15 @@ impl Drop for Waiting {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// Bytes of a caller that the library sends as they are.
+struct Lent(Shared);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -144,6 +154,38 @@ impl BucketObjects {
             "" => Some(key.as_ref()),
             prefix => key.as_ref().strip_prefix(prefix)?.strip_prefix('/'),
         }
+    }
+
+    /// Writes an object whole, if the condition holds.
+    fn put_payload(&self, name: &str, payload: &PutPayload, when: &When) -> Result<Put> {
+        let (asked, key, client) = (self.asked("put", name), self.key(name)?, self.client()?);
+        let mode = match when {
+            When::Always => PutMode::Overwrite,
+            When::Absent => PutMode::Create,
+            When::Unchanged(Tag(tag)) => {
+                PutMode::Update(UpdateVersion { e_tag: Some(tag.clone()), version: None })
+            }
+        };
+        // The library tries replacements again by itself.
+        let tries = if matches!(when, When::Unchanged(_)) { 1 } else { CONFLICT_TRIES };
+        client.runtime.on(async {
+            let mut pause = CONFLICT_PAUSE;
+            for _ in 0..tries {
+                let payload = payload.clone();
+                match client.store.put_opts(&key, payload, mode.clone().into()).await {
+                    Ok(_) => return Ok(Put::Done),
+                    Err(error) if refused::is_conflict(&error) => {
+                        tokio::time::sleep(pause).await;
+                        pause *= 2;
+                    }
+                    Err(error) if refused::is_lost(&error) => return Ok(Put::Lost),
+                    Err(error) => return Err(asked.refused(&error)),
+                }
+            }
+            Err(Error::new(ErrorKind::Io, "other writes kept getting in the way")
+                .with("bucket", &self.bucket)
+                .with("name", name))
+        })
     }
 
     /// Says what was asked, for the error that may come of it.
@@ -235,34 +277,11 @@ impl Objects for BucketObjects {
     }
 
     fn put(&self, name: &str, bytes: &[u8], when: &When) -> Result<Put> {
-        let (asked, key, client) = (self.asked("put", name), self.key(name)?, self.client()?);
-        let mode = match when {
-            When::Always => PutMode::Overwrite,
-            When::Absent => PutMode::Create,
-            When::Unchanged(Tag(tag)) => {
-                PutMode::Update(UpdateVersion { e_tag: Some(tag.clone()), version: None })
-            }
-        };
-        // The library tries replacements again by itself.
-        let tries = if matches!(when, When::Unchanged(_)) { 1 } else { CONFLICT_TRIES };
-        client.runtime.on(async {
-            let mut pause = CONFLICT_PAUSE;
-            for _ in 0..tries {
-                let payload = PutPayload::from(bytes.to_vec());
-                match client.store.put_opts(&key, payload, mode.clone().into()).await {
-                    Ok(_) => return Ok(Put::Done),
-                    Err(error) if refused::is_conflict(&error) => {
-                        tokio::time::sleep(pause).await;
-                        pause *= 2;
-                    }
-                    Err(error) if refused::is_lost(&error) => return Ok(Put::Lost),
-                    Err(error) => return Err(asked.refused(&error)),
-                }
-            }
-            Err(Error::new(ErrorKind::Io, "other writes kept getting in the way")
-                .with("bucket", &self.bucket)
-                .with("name", name))
-        })
+        self.put_payload(name, &PutPayload::from(bytes.to_vec()), when)
+    }
+
+    fn put_shared(&self, name: &str, bytes: Shared, when: &When) -> Result<Put> {
+        self.put_payload(name, &PutPayload::from(Bytes::from_owner(Lent(bytes))), when)
     }
 
     fn put_large(&self, name: &str, chunks: &mut Chunks<'_>) -> Result<()> {

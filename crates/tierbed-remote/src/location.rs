@@ -22,6 +22,24 @@ pub struct Location {
     model: String,
 }
 
+/// Opens the objects at a path or an address, as [`Location::open`] does.
+///
+/// # Errors
+/// Those of [`Location::open`].
+pub fn open_objects(location: &str) -> Result<Arc<dyn Objects>> {
+    match location.split_once("://") {
+        None => Ok(Arc::new(FolderObjects::new(Path::new(location)))),
+        #[cfg(feature = "s3")]
+        Some(("s3", address)) => {
+            let settings = crate::BucketSettings::from_env();
+            Ok(Arc::new(crate::BucketObjects::open(address, &settings)?))
+        }
+        Some((scheme, _)) => Err(Error::unsupported("versions cannot lie there")
+            .with("scheme", scheme)
+            .with("remedy", "name a folder, or a bucket of S3: s3://bucket/prefix")),
+    }
+}
+
 /// A HEAD as it was found.
 #[derive(Debug, Clone)]
 pub(crate) struct FoundHead {
@@ -38,20 +56,7 @@ impl Location {
     /// `Unsupported` for the address of a store that this build cannot reach; `Invalid` for one
     /// that leads nowhere, or settings that do.
     pub fn open(location: &str) -> Result<Self> {
-        let objects: Arc<dyn Objects> = match location.split_once("://") {
-            None => Arc::new(FolderObjects::new(Path::new(location))),
-            #[cfg(feature = "s3")]
-            Some(("s3", address)) => {
-                let settings = crate::BucketSettings::from_env();
-                Arc::new(crate::BucketObjects::open(address, &settings)?)
-            }
-            Some((scheme, _)) => {
-                return Err(Error::unsupported("versions cannot lie there")
-                    .with("scheme", scheme)
-                    .with("remedy", "name a folder, or a bucket of S3: s3://bucket/prefix"));
-            }
-        };
-        Ok(Self::of(objects, location))
+        Ok(Self::of(open_objects(location)?, location))
     }
 
     /// Returns the location of `objects`, which messages call by the last word of `name`.

@@ -5,7 +5,8 @@
 //! nothing else is asked.
 
 use std::fmt::Debug;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use tierbed_core::{Error, Result};
 
@@ -79,6 +80,14 @@ pub trait Objects: Send + Sync + Debug {
     /// As [`list`](Self::list), and `NoSpace`. The object may then be written all the same.
     fn put(&self, name: &str, bytes: &[u8], when: &When) -> Result<Put>;
 
+    /// As [`put`](Self::put), of bytes that need not be copied to be sent.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    fn put_shared(&self, name: &str, bytes: Shared, when: &When) -> Result<Put> {
+        self.put(name, &bytes, when)
+    }
+
     /// Writes a large object from chunks of equal length; the last one may be shorter. It may be
     /// seen in part until this returns.
     ///
@@ -92,6 +101,9 @@ pub trait Objects: Send + Sync + Debug {
     /// As [`list`](Self::list).
     fn remove(&self, name: &str) -> Result<()>;
 }
+
+/// Bytes that a write may hold on to until it is answered.
+pub type Shared = Arc<dyn Deref<Target = [u8]> + Send + Sync>;
 
 /// The bytes of a large object.
 pub type Chunks<'a> = dyn Iterator<Item = Result<Vec<u8>>> + 'a;

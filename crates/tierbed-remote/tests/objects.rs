@@ -3,6 +3,8 @@
 
 mod kit;
 
+use std::sync::Arc;
+
 use kit::places;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_remote::{Objects, Put, Tag, When};
@@ -21,6 +23,20 @@ fn what_is_there_is_not_created_again() {
         assert_eq!(place.objects.get("HEAD.a.json", 9).unwrap().unwrap().bytes, b"1");
         place.objects.remove("HEAD.a.json").unwrap();
         assert_eq!(put(b"2"), Put::Done);
+    }
+}
+
+#[test]
+fn bytes_that_are_lent_are_written_as_others_are() {
+    for place in places() {
+        let put = |bytes: &[u8], when| {
+            place.objects.put_shared("rank0", Arc::new(bytes.to_vec()), when).unwrap()
+        };
+        assert_eq!(put(b"12", &When::Absent), Put::Done, "{}", place.name);
+        assert_eq!(put(b"3", &When::Absent), Put::Lost);
+        assert_eq!(place.objects.get("rank0", 9).unwrap().unwrap().bytes, b"12");
+        assert_eq!(put(b"3", &When::Always), Put::Done);
+        assert_eq!(place.objects.get("rank0", 9).unwrap().unwrap().bytes, b"3");
     }
 }
 

@@ -54,7 +54,7 @@ fn keeping_folders(path: &Path) -> Result<Vec<Arc<dyn Folder>>> {
 }
 
 // The folder that keeps `name`, else the one with the rows.
-fn keeping_folder(path: &Path, name: &str) -> Result<Arc<dyn Folder>> {
+pub(crate) fn keeping_folder(path: &Path, name: &str) -> Result<Arc<dyn Folder>> {
     let whole = FsFolder::open(path)?;
     match kept::kept_names(&whole)?.contains(name) {
         true => Ok(Arc::new(whole)),

@@ -124,18 +124,15 @@ def test_samples_remain_to_train_on(tmp_path: Path, capsys: Any) -> None:
 # ---------------------------------------------------------------- tables and collections
 
 
-def test_reading_only_looks_at_a_path_and_no_checkpoint(tmp_path: Path) -> None:
+def test_reading_only_looks_at_a_path(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         collection(store)
         store.checkpoint("last", keep=True)
-    for wrong in (
-        {"path": None, "backend": "memory"},
-        {"path": tmp_path, "checkpoint": "last"},
-    ):
-        with refused(tb.InvalidError, "give a path, no checkpoint"):
-            opened(**wrong, read_only=True)
-    with opened(tmp_path, read_only=True) as store:
-        assert rows_of(store).shape == (ROWS, 8)
+    with refused(tb.InvalidError, "give its path"):
+        opened(None, backend="memory", read_only=True)
+    for options in ({}, {"checkpoint": "last"}):
+        with opened(tmp_path, read_only=True, **options) as store:
+            assert rows_of(store).shape == (ROWS, 8)
 
 
 def test_rows_of_a_snapshot_are_streamed_from_its_store(tmp_path: Path) -> None:

@@ -174,9 +174,10 @@ class Store(StoreReports):
                 tables each; the numbers are the same. A store keeps the number it began with,
                 which is what None means, or one for a new store. Several shards stay in forward
                 order, have no open vocabulary and keep no checkpoints.
-            read_only: Looks at the last checkpoint and writes nothing: on a disk that cannot be
-                written, or beside the process that trains. When that process commits, what is
-                read behind it may be a CorruptionError; :meth:`verify` begins again by itself.
+            read_only: Looks at the last checkpoint, or at the kept one that ``checkpoint`` names,
+                and writes nothing: on a disk that cannot be written, or beside the process that
+                trains. When that process commits, what is read of its last checkpoint may be a
+                CorruptionError; :meth:`verify` begins again by itself. A kept one stays.
                 Changes are an UnsupportedError. RocksDB's backends are not opened so, and
                 ``"mmap"`` not while another process has it.
             seed: From it come the initial rows of every table.
@@ -208,17 +209,16 @@ class Store(StoreReports):
             "disk_quota_bytes": parse_limit(disk_quota, "disk_quota"),
             "vocabulary_bytes": parse_limit(vocabulary_dram, "vocabulary_dram"),
             "read_only": read_only,
+            "kept": checkpoint if read_only else None,
         }
         folder = None if path is None else os.fspath(path)
-        if read_only and (folder is None or checkpoint is not None):
-            raise InvalidError(
-                "read_only looks at the last checkpoint of a folder; give a path, no checkpoint"
-            )
+        if read_only and folder is None:
+            raise InvalidError("read_only looks at a checkpoint of a folder; give its path")
         if checkpoint is not None and folder is None:
             raise InvalidError("a store without a path has no checkpoint to go back to")
         has_choice = folder is not None and backend is None
         try:
-            if checkpoint is not None and folder is not None:
+            if checkpoint is not None and folder is not None and not read_only:
                 _native.restore_checkpoint(folder, checkpoint)
             native = NativeStore(folder, options)
         except ClosedError as error:
@@ -537,7 +537,7 @@ class Store(StoreReports):
         """
         return sorted(self._native.attachment_names())
 
-    def checkpoint_rows(self, name: str) -> int:
+    def checkpoint_rows(self, name: str, *, keep: bool = False) -> int:
         """Checkpoints changed rows; all else stays as in the last checkpoint.
 
         ``extra``, the state of random generators and attachments are carried over, so that a run
@@ -545,6 +545,7 @@ class Store(StoreReports):
 
         Args:
             name: A name for people.
+            keep: As of :meth:`checkpoint`.
 
         Returns:
             The checkpoint's number.
@@ -558,7 +559,7 @@ class Store(StoreReports):
             if packed is None:
                 raise CorruptionError(f"attachment {part!r} is gone", {"attachment": part})
             parts.append((part, packed))
-        return self._native.checkpoint(name, parts, False)
+        return self._native.checkpoint(name, parts, keep)
 
     def publish(
         self,

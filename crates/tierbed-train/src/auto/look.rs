@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{Folder, FolderLock, ViewFolder};
-use tierbed_store::kept::kept_names;
+use tierbed_store::kept::{self, kept_names};
 use tierbed_store::shards::SHARDS_FILE;
 use tierbed_store::CommitLog;
 
-use crate::folders::rows_folder;
+use crate::folders::{keeping_folder, rows_folder};
 
 /// How often reading is begun again because the owner has committed.
 pub(crate) const ATTEMPTS_MAX: usize = 20;
@@ -70,6 +70,18 @@ impl Look {
         };
         let look = Self { path: path.to_owned(), seen, _lock: lock };
         Ok(Looking { view, look })
+    }
+
+    /// Shows the store at `path` as the kept checkpoint `name` has it; it is the caller's to see
+    /// that nobody drops it meanwhile.
+    ///
+    /// # Errors
+    /// `Invalid` when there is none of that name, `Corruption` when its list is damaged.
+    pub(crate) fn at_kept(path: &Path, name: &str) -> Result<Looking> {
+        let folder = keeping_folder(path, name)?;
+        let seen = Seen::of(folder.as_ref())?;
+        let view = kept::view_of(&folder, &kept::read(folder.as_ref(), name)?)?;
+        Ok(Looking { view, look: Self { path: path.to_owned(), seen, _lock: None } })
     }
 
     /// Returns the path that is looked at.

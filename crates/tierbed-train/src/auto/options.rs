@@ -85,6 +85,9 @@ pub struct OrderConfig {
     /// nothing is written.
     #[serde(default)]
     pub read_only: bool,
+    /// Name of the kept checkpoint that is looked at instead, with `read_only`.
+    #[serde(default)]
+    pub kept: Option<String>,
 }
 
 fn auto() -> String {
@@ -118,6 +121,7 @@ impl OrderConfig {
             vocabulary_bytes: None,
             isa: auto(),
             read_only: false,
+            kept: None,
         }
     }
 

@@ -91,7 +91,10 @@ impl ShardedEngine {
     // Opens a view of the folder; begins again as long as the owner commits meanwhile.
     fn look_at(path: &Path, config: &OrderConfig) -> Result<Self> {
         for _ in 0..ATTEMPTS_MAX {
-            let Looking { view, look } = Look::begin(path)?;
+            let Looking { view, look } = match &config.kept {
+                Some(name) => Look::at_kept(path, name)?,
+                None => Look::begin(path)?,
+            };
             match Self::open_in(Some(view), config) {
                 Ok(opened) => return Ok(Self { look: Some(look), ..opened }),
                 Err(_) if look.is_outdated()? => {}
