@@ -1,47 +1,60 @@
 """Checkpoints that do not depend on the number of ranks.
 
-Each rank writes the rows it holds that were ever written, in files of at most ``CHUNK_ROWS``;
-then rank 0 writes a manifest that names them all, and gives the folder its name. A checkpoint is
-there whole or not at all. Loading reads every file and keeps what the new plan gives this rank,
-rows and columns; rows that were never written are initial rows again, from the same seed. Rows that
-are kept in fewer bytes are written as their codes, all of them. Format:
-``docs/reference/formats/ranks.md``.
+Each rank writes the rows it holds that were ever written, in files of some MiB; then rank 0 writes
+a manifest that names them all. A checkpoint is there whole or not at all. Loading reads the files
+that have rows and columns which the new plan gives this rank; rows that were never written are
+initial rows again, from the same seed. Rows that are kept in fewer bytes are written as their
+codes, all of them. Format: ``docs/reference/formats/ranks.md``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-import os
-import shutil
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from tierbed._util import state
-from tierbed.config.optim import Optimizer
+from tierbed.config.optim import Optimizer, state_words
 from tierbed.config.tables import EmbeddingBagConfig
+from tierbed.dist.checkpoint_files import Writer, encode, fetched, read_file, rows_per_file
+from tierbed.dist.checkpoint_places import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    PathLike,
+    Place,
+    place_of,
+)
 from tierbed.dist.device.store import DeviceStore
-from tierbed.dist.held import CHUNK_ROWS, Held, Target, coded_runs, held_tables, target_of
+from tierbed.dist.held import Held, Target, coded_runs, held_tables, target_of
 from tierbed.dist.ranks import Rank
 from tierbed.dist.sharding import ShardingPlan
 from tierbed.errors import CorruptionError, InvalidError, TierbedError
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.store import Store
 
-__all__ = ["RankTables", "load_rows", "save_rows"]
+__all__ = [
+    "RankTables",
+    "begun_place",
+    "load_rows",
+    "manifest_of",
+    "save_rows",
+    "steps_of",
+    "together",
+    "write_extra",
+    "write_files",
+]
 
 FORMAT = "tierbed-ranks"
-VERSION = 3
-MANIFEST = "manifest.json"
+VERSION = 4
+#: The file of ``extra`` up to version 3, which had no digest of it.
 EXTRA = "extra.pt"
+EXTRA_BYTES_MAX = 1 << 40
 # What says which rows those are that were never written.
 WITHOUT_STEPS = frozenset({"row_count", "dim", "init", "seed"})
 
@@ -78,47 +91,66 @@ class RankTables:
         return known
 
 
-def save_rows(folder: Path, own: RankTables, extra: Mapping[str, Any] | None) -> None:
+def save_rows(path: PathLike, own: RankTables, extra: Mapping[str, Any] | None) -> None:
     """Writes a checkpoint together with all ranks; ``extra`` is that of rank 0.
 
     Raises:
-        InvalidError: ``folder`` exists; nothing was written.
-        TierbedError: Another rank failed; the folder is not there then.
+        InvalidError: A checkpoint is there; nothing was written.
+        TierbedError: Another rank failed; there is no checkpoint then.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
     ranks = own.ranks
-
-    def begin() -> None:
-        if folder.exists():
-            raise InvalidError(f"a checkpoint must be a new folder, and {folder} exists")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-
-    together(ranks, begin if ranks.rank == 0 else None)
-    found = together(ranks, lambda: (_write_files(temporary, own), _steps(own)))
+    place = begun_place(ranks, lambda: place_of(path))
+    found = together(ranks, lambda: (write_files(place, own, own.store), steps_of(own)))
 
     def finish() -> None:
-        if extra is not None:
-            _write(temporary / EXTRA, state.pack(extra))
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "rank_count": ranks.count,
-            "tables": own.identities(),
-            # All holders of a table step together.
-            "steps": {name: steps for _, of_rank in found for name, steps in of_rank.items()},
-            "files": [file for files, _ in found for file in files],
-            "has_extra": extra is not None,
-        }
-        _write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _sync_folder(temporary)
-        temporary.rename(folder)
-        _sync_folder(folder.parent)
+        kept = None if extra is None else write_extra(place, state.pack(extra))
+        manifest = manifest_of(own, found, kept)
+        names = {file["name"] for file in manifest["files"]} | ({kept["name"]} if kept else set())
+        place.commit(json.dumps(manifest, indent=1).encode(), names)
 
     together(ranks, finish if ranks.rank == 0 else None)
 
 
-def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
+def begun_place(ranks: Rank, opened: Callable[[], Place]) -> Place:
+    """Returns a place that all ranks may write to; all call this together."""
+    places: list[Place] = []
+
+    def begin() -> dict[str, int]:
+        places.append(opened())
+        return places[0].begin() if ranks.rank == 0 else {}
+
+    there = together(ranks, begin)[0]
+    places[0].take_over(there)
+    return places[0]
+
+
+def manifest_of(
+    own: RankTables,
+    found: Sequence[tuple[list[dict[str, Any]], dict[str, int]]],
+    extra: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Returns the manifest of what all ranks wrote: files and steps of each, and ``extra``."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "rank_count": own.ranks.count,
+        "tables": own.identities(),
+        # All holders of a table step together.
+        "steps": {name: steps for _, of_rank in found for name, steps in of_rank.items()},
+        "files": [file for files, _ in found for file in files],
+        "extra": extra,
+    }
+
+
+def write_extra(place: Place, raw: bytes) -> dict[str, Any]:
+    """Writes what belongs to the run beside the tables; returns what the manifest says of it."""
+    digest = hashlib.sha256(raw).hexdigest()
+    name = f"extra-{digest[:32]}.pt"
+    place.put(name, raw)
+    return {"name": name, "bytes": len(raw), "sha256": digest}
+
+
+def load_rows(path: PathLike, own: RankTables) -> dict[str, Any] | None:
     """Reads what this rank holds of a checkpoint into its store; returns the ``extra``.
 
     Raises:
@@ -129,7 +161,8 @@ def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
 
     def load() -> None:
         nonlocal extra
-        manifest = _read_manifest(folder)
+        place = place_of(path)
+        manifest = _read_manifest(place)
         _check_tables(manifest, own)
         if not isinstance(own.store, CodedStore):
             _check_new(own.store)
@@ -137,8 +170,8 @@ def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
         for one in held:
             files = [file for file in manifest["files"] if one.overlaps(file)]
             target = target_of(own.store, one, files)
-            for file in files:
-                _load_file(folder, file, one, target)
+            for file, parts in fetched(place, files):
+                _load_file(file, parts, one, target)
             target.finish()
         if not isinstance(own.store, CodedStore):
             # Version 1 had optimizers only that do not look at the number of their step.
@@ -146,8 +179,7 @@ def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
             for one in held:
                 if one.config.name in steps:
                     own.store.set_steps_done(one.name, steps[one.config.name])
-        if manifest["has_extra"]:
-            extra = state.unpack((folder / EXTRA).read_bytes())
+        extra = _read_extra(place, manifest)
 
     together(own.ranks, load)
     return extra
@@ -174,64 +206,92 @@ def together(ranks: Rank, work: Callable[[], Any] | None) -> list[Any]:
     return [value for value, _ in told]
 
 
-def _steps(own: RankTables) -> dict[str, int]:
+def steps_of(own: RankTables) -> dict[str, int]:
     """Returns how many steps each table held here did."""
     if isinstance(own.store, CodedStore):
         return {}
     return {one.config.name: own.store.steps_done(one.name) for one in own.held()}
 
 
-def _write_files(folder: Path, own: RankTables) -> list[dict[str, Any]]:
+def write_files(
+    place: Place, own: RankTables, store: Store | CodedStore | DeviceStore
+) -> list[dict[str, Any]]:
+    """Writes the rows of ``store`` that this rank has to; returns what the manifest says of them.
+
+    Args:
+        place: Where to.
+        own: Who this rank is, and what it holds.
+        store: Its store, or that store as of a kept checkpoint.
+    """
     rank = own.ranks.rank
     held = {one.name: one for one in own.held()}
     if rank != 0:
         mirrored = {c.name for c in own.tables if own.plan.sharding(c)["kind"] == "mirrored"}
         held = {name: one for name, one in held.items() if one.config.name not in mirrored}
-    files: list[dict[str, Any]] = []
 
-    def write(of: Held, parts: Mapping[str, Tensor], kept: Mapping[str, Any]) -> None:
-        name = f"rank{rank}-{len(files)}.safetensors"
-        raw = save({part: tensor.contiguous() for part, tensor in parts.items()})
-        _write(folder / name, raw)
-        files.append(
-            {
-                "name": name,
-                "table": of.config.name,
-                "columns": [of.columns.start, of.columns.stop],
-                "row_count": parts["rows"].numel(),
-                "bytes": len(raw),
-                "crc32": zlib.crc32(raw),
+    with Writer(place, f"rank{rank}") as writer:
+
+        def write(of: Held, parts: Mapping[str, Tensor], kept: Mapping[str, Any]) -> None:
+            first, last = torch.aminmax(parts["rows"])
+            writer.write(
+                encode(parts),
+                ".safetensors",
+                table=of.config.name,
+                columns=[of.columns.start, of.columns.stop],
+                rows=[int(first), int(last) + 1],
+                row_count=parts["rows"].numel(),
                 **kept,
-            }
-        )
+            )
 
-    def visit(
-        table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, counts: Tensor
-    ) -> None:
-        if table in held and rows.numel() > 0:
-            parts = {"rows": rows, "weights": weights, "state": rows_state, "use_counts": counts}
-            write(held[table], parts, {})
+        def visit(
+            table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, counts: Tensor
+        ) -> None:
+            if table in held and rows.numel() > 0:
+                parts = {"rows": rows, "weights": weights, "state": rows_state}
+                write(held[table], {**parts, "use_counts": counts}, {})
 
-    if isinstance(own.store, CodedStore):
-        for one in held.values():
-            for rows, codes in coded_runs(own.store, one):
-                parts = {"rows": torch.arange(rows.start, rows.stop), "codes": codes}
-                write(one, parts, {"codec": one.config.codec_name()})
-    else:
-        own.store.scan(visit, chunk_rows=CHUNK_ROWS)
-    return files
+        if isinstance(store, CodedStore):
+            for one in held.values():
+                chunk_rows = rows_per_file(8 + len(one.columns) * 4, 1)
+                for rows, codes in coded_runs(store, one, chunk_rows):
+                    parts = {"rows": torch.arange(rows.start, rows.stop), "codes": codes}
+                    write(one, parts, {"codec": one.config.codec_name()})
+        else:
+            store.scan(visit, chunk_rows=_chunk_rows(own, store))
+        return writer.finish()
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _chunk_rows(own: RankTables, store: Store | DeviceStore) -> int:
+    """Returns how many rows a file has; in forward order files of all tables fill together."""
+    dims = [len(one.columns) for one in own.held()] or [1]
+    row_bytes = max(8 + 4 * (dim + state_words(own.optimizer.kind, dim) + 1) for dim in dims)
+    is_mixed = isinstance(store, Store) and store.order()["kind"] == "forward"
+    return rows_per_file(row_bytes, len(dims) if is_mixed else 1)
+
+
+def _read_manifest(place: Place) -> dict[str, Any]:
+    raw = place.get(MANIFEST, MANIFEST_BYTES_MAX)
+    if raw is None:
+        raise InvalidError(f"{place.name} is no checkpoint of ranks: it has no {MANIFEST}")
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError as error:
-        raise InvalidError(f"{folder} is no checkpoint of ranks: it has no {MANIFEST}") from error
+        manifest: dict[str, Any] = json.loads(raw)
     except ValueError as error:
-        raise CorruptionError(f"{folder / MANIFEST} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, 2, VERSION):
-        raise InvalidError(f"{folder} is no checkpoint of ranks, version 1 to {VERSION}")
+        raise CorruptionError(f"{place.name}/{MANIFEST} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT or manifest.get("version") not in range(1, VERSION + 1):
+        raise InvalidError(f"{place.name} is no checkpoint of ranks, version 1 to {VERSION}")
     return manifest
+
+
+def _read_extra(place: Place, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    kept = manifest.get("extra")
+    if kept is not None:
+        return state.unpack(read_file(place, kept))
+    if not manifest.get("has_extra"):
+        return None
+    raw = place.get(EXTRA, EXTRA_BYTES_MAX)
+    if raw is None:
+        raise CorruptionError(f"{place.name}/{EXTRA} is missing")
+    return state.unpack(raw)
 
 
 def _check_tables(manifest: Mapping[str, Any], own: RankTables) -> None:
@@ -268,18 +328,15 @@ def _check_new(store: Store | DeviceStore) -> None:
     store.scan(visit)
 
 
-def _load_file(folder: Path, file: Mapping[str, Any], held: Held, target: Target) -> None:
-    path = folder / file["name"]
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError as error:
-        raise CorruptionError(f"{path} is missing") from error
-    if len(raw) != file["bytes"] or zlib.crc32(raw) != file["crc32"]:
-        raise CorruptionError(f"{path} has other bytes than were written")
-    try:
-        parts = load(raw)
-    except SafetensorError as error:
-        raise CorruptionError(f"{path} cannot be read: {error}") from error
+def _load_file(
+    file: Mapping[str, Any], parts: Mapping[str, Tensor], held: Held, target: Target
+) -> None:
+    for first, run in _runs(parts, held):
+        target.write(file, first, run)
+
+
+def _runs(parts: Mapping[str, Tensor], held: Held) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Yields consecutive rows of a file that are held: the first one, and the tensors."""
     rows, order = torch.sort(parts["rows"])
     is_held = (rows >= held.rows.start) & (rows < held.rows.stop)
     rows, order = rows[is_held], order[is_held]
@@ -289,20 +346,4 @@ def _load_file(folder: Path, file: Mapping[str, Any], held: Held, target: Target
     breaks = (torch.diff(rows) != 1).nonzero().view(-1) + 1
     starts = [0, *breaks.tolist(), rows.numel()]
     for start, end in itertools.pairwise(starts):
-        run = {name: tensor[start:end] for name, tensor in found.items()}
-        target.write(file, int(rows[start]), run)
-
-
-def _write(path: Path, raw: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield int(rows[start]), {name: tensor[start:end] for name, tensor in found.items()}

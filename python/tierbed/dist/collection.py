@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from tierbed.config.tables import DataType, EmbeddingBagConfig, feature_labels
 from tierbed.config.words import ExchangeKind
 from tierbed.dist.autograd import Lookup, LookupParts, batch_of
 from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
+from tierbed.dist.checkpoint_async import async_save_rows
 from tierbed.dist.device.plan import DevicePlan
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import PRECISIONS, Exchange, ExchangeOptions, OneSided, Serving
@@ -219,26 +220,60 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any number of ranks can load; all ranks call this together.
 
-        Rows and optimizer state of these tables, in a folder that all ranks see; whole or not at
-        all. A rank's own ``store.checkpoint`` is quicker, and for as many ranks only.
+        Rows and optimizer state of these tables, whole or not at all. A rank's own
+        ``store.checkpoint`` is quicker, and for as many ranks only.
 
         Args:
-            path: A new folder.
+            path: A new folder that all ranks see, or an address without a checkpoint:
+                ``s3://bucket/run/epoch-1``. What an interrupted save left there is not sent again.
             extra: What belongs to the run beside the tables; that of rank 0 is kept.
 
         Raises:
-            InvalidError: The folder exists.
+            InvalidError: The folder exists, or a checkpoint is at the address.
+            IoError: The store of the address refuses, or cannot be reached.
             TierbedError: Another rank failed; the message names it.
+            UnsupportedError: The store of the address does not compare before it writes.
         """
-        save_rows(Path(path), self._held(), extra)
+        save_rows(path, self._held(), extra)
+
+    def async_save(
+        self,
+        path: str | os.PathLike[str],
+        extra: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 3600.0,
+    ) -> Future[None]:
+        """Begins :meth:`save` and returns; training goes on. All ranks call this together.
+
+        Each rank keeps a checkpoint of its store on its disk, which takes as long as
+        ``store.checkpoint``. A thread then writes that one, as of this step, and drops it. Ranks
+        tell each other at ``path`` how far they are, so that no collective call is made meanwhile.
+        A folder gets no other name when it is whole: its manifest is written last.
+
+        Args:
+            path: As of :meth:`save`.
+            extra: As of :meth:`save`; it is copied at once.
+            timeout_s: How long a rank that is done waits for the others.
+
+        Returns:
+            As ``torch.distributed.checkpoint.async_save``, a future: its ``result()`` returns when
+            the checkpoint is there, and raises what :meth:`save` raises.
+
+        Raises:
+            InvalidError: A checkpoint is there.
+            TierbedError: Another rank failed; the message names it.
+            UnsupportedError: A store without a folder, or of several shards, keeps no checkpoint.
+        """
+        return async_save_rows(path, self._held(), extra, timeout_s)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any] | None:
         """Reads the rows that this rank holds, into a store that trained none yet.
 
-        All ranks call this together. Learning rates are those of this collection.
+        All ranks call this together, and each reads the files that have what it holds. Learning
+        rates are those of this collection.
 
         Args:
-            path: The folder of the checkpoint.
+            path: Where the checkpoint was saved: a folder or an address.
 
         Returns:
             The ``extra`` that was saved.
@@ -247,7 +282,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             InvalidError: Other tables, another optimizer or seed, or rows that were trained.
             CorruptionError: A file is missing, or not as it was written.
         """
-        return load_rows(Path(path), self._held())
+        return load_rows(path, self._held())
 
     def _held(self) -> RankTables:
         return RankTables(

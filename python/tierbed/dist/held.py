@@ -46,10 +46,14 @@ class Held:
     columns: range
 
     def overlaps(self, file: Mapping[str, Any]) -> bool:
-        """Returns whether ``file`` of a manifest has columns that are held."""
+        """Returns whether ``file`` of a manifest has columns that are held, and may have rows."""
         first, end = file["columns"]
+        # Before version 4 nobody said which rows a file has.
+        first_row, end_row = file.get("rows", (self.rows.start, self.rows.stop))
         is_its = file["table"] == self.config.name
-        return bool(is_its and first < self.columns.stop and end > self.columns.start)
+        has_columns = first < self.columns.stop and end > self.columns.start
+        has_rows = first_row < self.rows.stop and end_row > self.rows.start
+        return bool(is_its and has_columns and has_rows)
 
 
 def held_tables(
@@ -104,10 +108,12 @@ def target_of(
     return _TrainedTarget(store, held)
 
 
-def coded_runs(store: CodedStore, held: Held) -> Iterator[tuple[range, Tensor]]:
-    """Yields rows that are held, some at a time, and their codes."""
-    for first in range(held.rows.start, held.rows.stop, CHUNK_ROWS):
-        rows = range(first, min(first + CHUNK_ROWS, held.rows.stop))
+def coded_runs(
+    store: CodedStore, held: Held, chunk_rows: int = CHUNK_ROWS
+) -> Iterator[tuple[range, Tensor]]:
+    """Yields rows that are held, ``chunk_rows`` at a time, and their codes."""
+    for first in range(held.rows.start, held.rows.stop, chunk_rows):
+        rows = range(first, min(first + chunk_rows, held.rows.stop))
         yield rows, store.read_codes(held.name, first, len(rows))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -138,16 +139,35 @@ class ShardedEmbeddingCollection(nn.Module):
         """Writes a checkpoint, as :meth:`ShardedEmbeddingBagCollection.save` does.
 
         Args:
-            path: A new folder.
+            path: A new folder, or an address without a checkpoint.
             extra: What belongs to the run beside the tables; that of rank 0 is kept.
         """
         self._bags.save(path, extra)
+
+    def async_save(
+        self,
+        path: str | os.PathLike[str],
+        extra: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 3600.0,
+    ) -> Future[None]:
+        """Begins :meth:`save`, as :meth:`ShardedEmbeddingBagCollection.async_save` does.
+
+        Args:
+            path: As of :meth:`save`.
+            extra: As of :meth:`save`; it is copied at once.
+            timeout_s: How long a rank that is done waits for the others.
+
+        Returns:
+            A future that is done when the checkpoint is there.
+        """
+        return self._bags.async_save(path, extra, timeout_s=timeout_s)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any] | None:
         """Reads a checkpoint, as :meth:`ShardedEmbeddingBagCollection.load` does.
 
         Args:
-            path: The folder of the checkpoint.
+            path: Where the checkpoint was saved: a folder or an address.
 
         Returns:
             The ``extra`` that was saved.
