@@ -13,7 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FROZEN = Path(__file__).with_name("signatures.txt")
-ROOMS = ("", "accelerate", "backends", "codec", "config", "data", "dist", "errors", "jagged")
+ROOMS = (
+    "",
+    "accelerate",
+    "backends",
+    "codec",
+    "config",
+    "data",
+    "dist",
+    "dist.dcp",
+    "errors",
+    "jagged",
+)
 ROOMS += (
     "lightning",
     "nn",
