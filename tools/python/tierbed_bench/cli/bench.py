@@ -13,6 +13,7 @@ from tierbed._util.bytes import parse_bytes
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut
 from tierbed.cli.settings import numbers, words
+from tierbed_bench.checkpoints import CheckpointOptions, run_checkpoints
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.cluster import ClusterOptions, run_cluster
 from tierbed_bench.examples import ExamplesOptions, run_examples
@@ -239,6 +240,16 @@ def fresh(
     _told(run_fresh(out, options, json))
 
 
+def checkpoints(
+    *,
+    options: Annotated[CheckpointOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Send checkpoints of a rank to an object store and load them, beside a copy of their files."""
+    _told(run_checkpoints(out, options, json))
+
+
 def examples(
     *,
     options: Annotated[ExamplesOptions, Fields()],
@@ -281,6 +292,7 @@ for suite in (
     exchange,
     serve,
     fresh,
+    checkpoints,
     examples,
     cluster,
 ):
