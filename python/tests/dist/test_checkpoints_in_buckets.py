@@ -21,6 +21,7 @@ import tierbed as tb
 from tierbed import dist as tbd
 from tierbed._native import NativeObjects
 from tierbed.dist import checkpoint_files, checkpoint_places
+from tierbed.dist.checkpoint import save_rows
 
 BUCKET = "runs"
 
@@ -283,3 +284,34 @@ def test_a_changed_object_is_noticed(tmp_path: Path) -> None:
             loaded(str(tmp_path))
         (tmp_path / name).write_bytes(raw)
     assert loaded(str(tmp_path)) is not None
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_what_is_replaced_goes_before_the_new_one_comes(scheme: str, tmp_path: Path) -> None:
+    path = f"{scheme}{tmp_path}/step-8"
+    with trained() as one:
+        save_rows(path, one._held(), {"step": 1}, replaces=True)
+        train(one, [draw(5, 40, False)])
+        expected = rows_of(one)
+        place = checkpoint_places.place_of(path)
+        place.begin(replaces=True)
+        assert place.get("manifest.json", 1 << 20) is None
+        save_rows(path, one._held(), {"step": 2}, replaces=True)
+    found = loaded(path)
+    assert found is not None
+    assert equal(found, expected)
+    again = "file://" if not scheme else ""
+    assert tbd.find_checkpoints(f"{again}{tmp_path}") == [f"{again}{tmp_path}/step-8"]
+
+
+def test_checkpoints_are_found_in_the_order_of_their_numbers(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead_to(endpoint, monkeypatch)
+    for start in (f"s3://{BUCKET}/found", str(tmp_path), f"file://{tmp_path}-objects"):
+        assert tbd.find_checkpoints(start) == []
+        with trained() as one:
+            for step in (10, 9, 100):
+                one.save(f"{start}/step-{step}")
+        found = tbd.find_checkpoints(start)
+        assert found == [f"{start}/step-{step}" for step in (9, 10, 100)]

@@ -6,10 +6,12 @@ that holds a row pools it straight into the output of the rank whose sample it i
 those of one process with all samples, to the last bit.
 """
 
+from tierbed.dist.checkpoint_places import find_checkpoints
 from tierbed.dist.collection import ShardedEmbeddingBagCollection
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import ExchangeOptions
 from tierbed.dist.ranks import LocalRank, ProcessRank, local_ranks
+from tierbed.dist.ray_train import ray_checkpoint, ray_load
 from tierbed.dist.sequences import ShardedEmbeddingCollection
 from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan, TableWise
 
@@ -25,5 +27,8 @@ __all__ = [
     "ShardedEmbeddingCollection",
     "ShardingPlan",
     "TableWise",
+    "find_checkpoints",
     "local_ranks",
+    "ray_checkpoint",
+    "ray_load",
 ]

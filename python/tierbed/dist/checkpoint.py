@@ -91,15 +91,19 @@ class RankTables:
         return known
 
 
-def save_rows(path: PathLike, own: RankTables, extra: Mapping[str, Any] | None) -> None:
+def save_rows(
+    path: PathLike, own: RankTables, extra: Mapping[str, Any] | None, *, replaces: bool = False
+) -> None:
     """Writes a checkpoint together with all ranks; ``extra`` is that of rank 0.
+
+    With ``replaces`` one that is there is given up first.
 
     Raises:
         InvalidError: A checkpoint is there; nothing was written.
         TierbedError: Another rank failed; there is no checkpoint then.
     """
     ranks = own.ranks
-    place = begun_place(ranks, lambda: place_of(path))
+    place = begun_place(ranks, lambda: place_of(path), replaces=replaces)
     found = together(ranks, lambda: (write_files(place, own, own.store), steps_of(own)))
 
     def finish() -> None:
@@ -111,13 +115,13 @@ def save_rows(path: PathLike, own: RankTables, extra: Mapping[str, Any] | None) 
     together(ranks, finish if ranks.rank == 0 else None)
 
 
-def begun_place(ranks: Rank, opened: Callable[[], Place]) -> Place:
+def begun_place(ranks: Rank, opened: Callable[[], Place], *, replaces: bool = False) -> Place:
     """Returns a place that all ranks may write to; all call this together."""
     places: list[Place] = []
 
     def begin() -> dict[str, int]:
         places.append(opened())
-        return places[0].begin() if ranks.rank == 0 else {}
+        return places[0].begin(replaces=replaces) if ranks.rank == 0 else {}
 
     there = together(ranks, begin)[0]
     places[0].take_over(there)
@@ -337,12 +341,17 @@ def _load_file(
 
 def _runs(parts: Mapping[str, Tensor], held: Held) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """Yields consecutive rows of a file that are held: the first one, and the tensors."""
-    rows, order = torch.sort(parts["rows"])
-    is_held = (rows >= held.rows.start) & (rows < held.rows.stop)
-    rows, order = rows[is_held], order[is_held]
+    rows = parts["rows"]
+    found = {name: tensor for name, tensor in parts.items() if name != "rows"}
+    # Of a store in forward order they come in any order; else nothing is copied.
+    if not bool((torch.diff(rows) > 0).all()):
+        rows, order = torch.sort(rows)
+        found = {name: tensor[order] for name, tensor in found.items()}
+    first, end = torch.searchsorted(rows, torch.tensor([held.rows.start, held.rows.stop])).tolist()
+    rows = rows[first:end]
     if rows.numel() == 0:
         return
-    found = {name: tensor[order] for name, tensor in parts.items() if name != "rows"}
+    found = {name: tensor[first:end] for name, tensor in found.items()}
     breaks = (torch.diff(rows) != 1).nonzero().view(-1) + 1
     starts = [0, *breaks.tolist(), rows.numel()]
     for start, end in itertools.pairwise(starts):

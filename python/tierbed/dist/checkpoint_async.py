@@ -89,6 +89,7 @@ def async_save_rows(
     """
     ranks, store = own.ranks, own.store
     place = begun_place(ranks, lambda: _place(path, store))
+    assert isinstance(place, ObjectsPlace), "made there"
     assert isinstance(store, Store), "checked with the place"
     number = str(together(ranks, lambda: uuid.uuid4().hex)[0])
     kept = f"{_KEPT}{number}"

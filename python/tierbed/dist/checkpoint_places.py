@@ -20,7 +20,15 @@ from typing import Protocol, TypeVar
 from tierbed._native import NativeObjects
 from tierbed.errors import CorruptionError, InvalidError, IoError, UnsupportedError
 
-__all__ = ["MANIFEST", "FolderPlace", "ObjectsPlace", "PathLike", "Place", "place_of"]
+__all__ = [
+    "MANIFEST",
+    "FolderPlace",
+    "ObjectsPlace",
+    "PathLike",
+    "Place",
+    "find_checkpoints",
+    "place_of",
+]
 
 PathLike = str | os.PathLike[str]
 MANIFEST = "manifest.json"
@@ -48,8 +56,11 @@ class Place(Protocol):
     def name(self) -> str:
         """What messages call it."""
 
-    def begin(self) -> dict[str, int]:
+    def begin(self, *, replaces: bool) -> dict[str, int]:
         """Makes room, on rank 0; returns names and bytes of files that are there already.
+
+        Args:
+            replaces: Whether a checkpoint that is there is given up.
 
         Raises:
             InvalidError: A checkpoint is there.
@@ -60,6 +71,9 @@ class Place(Protocol):
 
     def put(self, name: str, raw: bytes) -> bool:
         """Writes a file durably; false where it is there already. Any thread may call this."""
+
+    def below(self) -> list[str]:
+        """Returns the names of checkpoints that lie below."""
 
     def commit(self, manifest: bytes, names: Collection[str]) -> None:
         """Makes the checkpoint be there, on rank 0; ``names`` are those of all its files.
@@ -96,6 +110,32 @@ def place_of(path: PathLike, *, is_renamed: bool = True) -> Place:
     return ObjectsPlace(f"/{address[3].lstrip('/')}" if address[1] == "file" else text, text)
 
 
+def find_checkpoints(path: PathLike) -> list[str]:
+    """Returns the whole checkpoints of ranks below a folder or an address, by name.
+
+    Numbers in names count as numbers: ``step-9`` comes before ``step-10``. Each has a name of its
+    own: ``<path>/<name>``. The objects below an address are listed, all of them.
+
+    Args:
+        path: What the checkpoints lie below: ``runs/ads`` or ``s3://runs/ads``.
+
+    Returns:
+        What ``load`` takes of each, the last one last.
+
+    Raises:
+        InvalidError: An address that leads nowhere.
+        IoError: The store of the address refuses, or cannot be reached.
+    """
+    place = place_of(path)
+    start = os.fspath(path).rstrip("/")
+    return [f"{start}/{name}" for name in sorted(place.below(), key=_by_number)]
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
 class FolderPlace:
     """A folder, which is called ``.NAME.tmp`` until it is whole.
 
@@ -112,11 +152,15 @@ class FolderPlace:
         """What messages call it."""
         return str(self._folder)
 
-    def begin(self) -> dict[str, int]:
+    def begin(self, *, replaces: bool) -> dict[str, int]:
         """As :meth:`Place.begin`; what an interrupted save left goes."""
-        if self._folder.exists():
+        if self._folder.exists() and not replaces:
             raise InvalidError(f"a checkpoint must be a new folder, and {self._folder} exists")
         shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._folder.exists():
+            # Under its own name it is whole, until it is gone.
+            self._folder.rename(self._temporary)
+            shutil.rmtree(self._temporary)
         self._temporary.mkdir(parents=True)
         return {}
 
@@ -130,6 +174,11 @@ class FolderPlace:
             file.flush()
             os.fsync(file.fileno())
         return True
+
+    def below(self) -> list[str]:
+        """As :meth:`Place.below`; what is not whole has a name with a dot before it."""
+        found = [manifest.parent.name for manifest in self._folder.glob(f"*/{MANIFEST}")]
+        return [name for name in found if not name.startswith(".")]
 
     def commit(self, manifest: bytes, names: Collection[str]) -> None:
         """As :meth:`Place.commit`."""
@@ -164,10 +213,12 @@ class ObjectsPlace:
         """What messages call it."""
         return self._name
 
-    def begin(self) -> dict[str, int]:
-        """As :meth:`Place.begin`."""
+    def begin(self, *, replaces: bool) -> dict[str, int]:
+        """As :meth:`Place.begin`; files of what is replaced are not sent again."""
         listed = dict(_tried(self._objects.list))
-        if MANIFEST in listed:
+        if MANIFEST in listed and replaces:
+            _tried(lambda: self._objects.remove(MANIFEST))
+        elif MANIFEST in listed:
             raise InvalidError(
                 f"a checkpoint must be new, and {self._name} has one; give it another name",
                 {"path": self._name},
@@ -189,6 +240,11 @@ class ObjectsPlace:
         else:
             _tried(lambda: self._objects.put(name, raw, False))
         return True
+
+    def below(self) -> list[str]:
+        """As :meth:`Place.below`."""
+        names = [name.split("/") for name, _ in _tried(self._objects.list)]
+        return [parts[0] for parts in names if len(parts) == 2 and parts[1] == MANIFEST]
 
     def commit(self, manifest: bytes, names: Collection[str]) -> None:
         """As :meth:`Place.commit`; then removes what interrupted saves left."""
