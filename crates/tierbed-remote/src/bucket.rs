@@ -1,27 +1,28 @@
-//! Objects in a bucket of S3, or of a store that speaks its protocol.
+//! Objects in a bucket: of S3 or a store that speaks its protocol, of Google Cloud Storage, or in a
+//! container of Azure Blob Storage.
 //!
 //! The library beneath is asynchronous, this crate is not: each call waits on a runtime of one
 //! thread, which is the caller's. Of callers on several threads one drives the connections of all.
 //! No task, stream or future leaves this file; who has a runtime of their own calls from a thread
 //! that may wait. A forked child makes connections of its own.
 
+mod kind;
 mod refused;
 mod settings;
 
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, TryStreamExt};
-use object_store::aws::AmazonS3;
 use object_store::path::Path;
 use object_store::{
     Error as StoreError, GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt,
-    PutMode, PutPayload, UpdateVersion,
+    PutMode, PutPayload,
 };
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::folder::check_name;
@@ -29,7 +30,8 @@ use tierbed_io::process::PerProcess;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::folder::too_long;
-use crate::objects::{Chunks, Found, Listed, Objects, Put, Shared, Tag, When};
+use crate::objects::{Chunks, Found, Listed, Objects, Put, Shared, When};
+pub use kind::BucketKind;
 use refused::Asked;
 pub use settings::BucketSettings;
 
@@ -41,6 +43,7 @@ const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Objects of a bucket whose names begin with a prefix.
 pub struct BucketObjects {
+    kind: BucketKind,
     bucket: String,
     /// Without a slash at its end; empty for all of the bucket.
     prefix: Path,
@@ -51,7 +54,7 @@ pub struct BucketObjects {
 /// What a process has of its own.
 struct Client {
     runtime: Waiting,
-    store: AmazonS3,
+    store: Arc<dyn ObjectStore>,
 }
 
 /// The runtime that calls wait on. Dropping it waits for nothing, so that any thread may.
@@ -95,21 +98,30 @@ impl fmt::Debug for BucketObjects {
 }
 
 impl BucketObjects {
-    /// Returns the objects at `bucket/prefix`. Nothing is asked of the store yet.
+    /// Returns the objects at `bucket/prefix` of S3. Nothing is asked of the store yet.
     ///
     /// # Errors
     /// `Invalid` for an address or settings that lead to no store.
     pub fn open(address: &str, settings: &BucketSettings) -> Result<Self> {
+        Self::open_in(BucketKind::S3, address, settings)
+    }
+
+    /// Returns the objects at `bucket/prefix` of a store of that kind.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(kind: BucketKind, address: &str, settings: &BucketSettings) -> Result<Self> {
         let (bucket, prefix) = address.split_once('/').unwrap_or((address, ""));
         let is_named = !bucket.is_empty() && !bucket.contains(char::is_whitespace);
         let words = prefix.trim_end_matches('/');
         let prefix = Path::parse(words).ok().filter(|path| is_named && path.as_ref() == words);
         let prefix = prefix.ok_or_else(|| {
             Error::invalid("address leads to no bucket")
-                .with("found", format_args!("s3://{address}"))
+                .with("found", format_args!("{kind}://{address}"))
                 .with("remedy", "name a bucket and a prefix: s3://bucket/models/ads")
         })?;
         let objects = Self {
+            kind,
             bucket: bucket.to_owned(),
             prefix,
             settings: settings.clone(),
@@ -121,8 +133,8 @@ impl BucketObjects {
 
     fn address(&self) -> String {
         match self.prefix.as_ref() {
-            "" => format!("s3://{}", self.bucket),
-            prefix => format!("s3://{}/{prefix}", self.bucket),
+            "" => format!("{}://{}", self.kind, self.bucket),
+            prefix => format!("{}://{}/{prefix}", self.kind, self.bucket),
         }
     }
 
@@ -131,7 +143,7 @@ impl BucketObjects {
         if let Some(client) = slot.get() {
             return Ok(client);
         }
-        let store = self.settings.connect(&self.bucket)?;
+        let store = self.settings.connect(self.kind, &self.bucket)?;
         let made = Client { runtime: Waiting::new()?, store };
         Ok(slot.get_or_init(|| made))
     }
@@ -162,9 +174,7 @@ impl BucketObjects {
         let mode = match when {
             When::Always => PutMode::Overwrite,
             When::Absent => PutMode::Create,
-            When::Unchanged(Tag(tag)) => {
-                PutMode::Update(UpdateVersion { e_tag: Some(tag.clone()), version: None })
-            }
+            When::Unchanged(tag) => PutMode::Update(self.kind.unchanged(tag)),
         };
         // The library tries replacements again by itself.
         let tries = if matches!(when, When::Unchanged(_)) { 1 } else { CONFLICT_TRIES };
@@ -190,7 +200,8 @@ impl BucketObjects {
 
     /// Says what was asked, for the error that may come of it.
     fn asked<'a>(&'a self, verb: &'static str, name: &'a str) -> Asked<'a> {
-        Asked { bucket: &self.bucket, endpoint: self.settings.endpoint(), verb, name }
+        let endpoint = self.settings.endpoint(self.kind);
+        Asked { kind: self.kind, bucket: &self.bucket, endpoint, verb, name }
     }
 }
 
@@ -252,9 +263,9 @@ impl Objects for BucketObjects {
             if found.meta.size > bytes_max {
                 return Err(too_long(name, found.meta.size, bytes_max));
             }
-            let tag = found.meta.e_tag.clone().ok_or_else(|| asked.no_conditions())?;
+            let tag = self.kind.tag(&found.meta).ok_or_else(|| asked.no_conditions())?;
             let bytes = found.bytes().await.map_err(|error| asked.refused(&error))?;
-            Ok(Some(Found { bytes: bytes.into(), tag: Tag(tag) }))
+            Ok(Some(Found { bytes: bytes.into(), tag }))
         })
     }
 

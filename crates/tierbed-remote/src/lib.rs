@@ -40,7 +40,7 @@ mod retry;
 
 pub use bandwidth::Bandwidth;
 #[cfg(feature = "s3")]
-pub use bucket::{BucketObjects, BucketSettings};
+pub use bucket::{BucketKind, BucketObjects, BucketSettings};
 pub use digest::Digest;
 pub use folder::FolderObjects;
 pub use head::{Head, Link, Past};

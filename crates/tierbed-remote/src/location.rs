@@ -27,17 +27,19 @@ pub struct Location {
 /// # Errors
 /// Those of [`Location::open`].
 pub fn open_objects(location: &str) -> Result<Arc<dyn Objects>> {
-    match location.split_once("://") {
-        None => Ok(Arc::new(FolderObjects::new(Path::new(location)))),
-        #[cfg(feature = "s3")]
-        Some(("s3", address)) => {
-            let settings = crate::BucketSettings::from_env();
-            Ok(Arc::new(crate::BucketObjects::open(address, &settings)?))
-        }
-        Some((scheme, _)) => Err(Error::unsupported("versions cannot lie there")
-            .with("scheme", scheme)
-            .with("remedy", "name a folder, or a bucket of S3: s3://bucket/prefix")),
+    let Some((scheme, address)) = location.split_once("://") else {
+        return Ok(Arc::new(FolderObjects::new(Path::new(location))));
+    };
+    #[cfg(feature = "s3")]
+    if let Some(kind) = crate::BucketKind::of(scheme) {
+        let settings = crate::BucketSettings::from_env();
+        return Ok(Arc::new(crate::BucketObjects::open_in(kind, address, &settings)?));
     }
+    #[cfg(not(feature = "s3"))]
+    let _ = address;
+    Err(Error::unsupported("no objects can lie there")
+        .with("scheme", scheme)
+        .with("remedy", "name a folder, or a bucket: s3://, gs:// or az://bucket/prefix"))
 }
 
 /// A HEAD as it was found.
@@ -49,7 +51,7 @@ pub(crate) struct FoundHead {
 }
 
 impl Location {
-    /// Opens the location that a path or an address `s3://bucket/prefix` names. How the bucket is
+    /// Opens the location that a path or an address names: `s3://`, `gs://` or `az://bucket/prefix`. How the bucket is
     /// reached is said by this process's environment. Nothing is read or made yet.
     ///
     /// # Errors

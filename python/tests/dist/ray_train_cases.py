@@ -90,7 +90,7 @@ def main() -> None:
         cluster.add_node(**small)
     cluster.wait_for_nodes(timeout=60)
     paths = {"PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"}
-    ray.init(address=cluster.address, log_to_driver=True, runtime_env={"env_vars": paths})
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": paths})
     try:
         found = {"calm": run(folder, "calm")}
         taker = threading.Thread(target=take_a_node, args=(cluster, folder / "disturbed"))

@@ -48,7 +48,8 @@ class Versions:
     Nothing is read or made before the first call, and nothing is kept open between calls.
 
     Args:
-        location: A folder, which the first push makes, or a bucket: ``s3://bucket/prefix``.
+        location: A folder, which the first push makes, or a bucket: ``s3://bucket/prefix``,
+            ``gs://`` or ``az://``.
 
     Examples:
         >>> rows = torch.randn(100, 8)

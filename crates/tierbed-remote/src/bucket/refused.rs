@@ -6,10 +6,12 @@ use std::ops::Range;
 use object_store::Error as StoreError;
 use tierbed_core::{Error, ErrorKind};
 
+use super::BucketKind;
 use crate::objects::no_conditions;
 
 /// What was asked of a bucket.
 pub(super) struct Asked<'a> {
+    pub(super) kind: BucketKind,
     pub(super) bucket: &'a str,
     pub(super) endpoint: Option<&'a str>,
     pub(super) verb: &'static str,
@@ -34,7 +36,12 @@ pub(super) fn is_conflict(error: &StoreError) -> bool {
 
 /// Whether an answer says that there is no bucket.
 pub(super) fn is_of_bucket(cause: &(dyn StdError + Send + Sync + 'static)) -> bool {
-    code_of(&words(cause)).is_some_and(|code| code == "NoSuchBucket")
+    code_of(&words(cause)).is_some_and(is_no_bucket)
+}
+
+/// Azure calls a bucket a container.
+fn is_no_bucket(code: &str) -> bool {
+    matches!(code, "NoSuchBucket" | "ContainerNotFound")
 }
 
 /// Returns an error and its causes, as far as each says something new.
@@ -87,7 +94,11 @@ impl Asked<'_> {
     /// Returns the error of an answer that the store gave, or did not give.
     pub(super) fn refused(&self, cause: &StoreError) -> Error {
         let text = words(cause);
-        self.error(&meaning_of(cause, &text), Some(&text))
+        let meaning = match self.kind {
+            BucketKind::S3 => meaning_of(cause, &text),
+            BucketKind::Gs | BucketKind::Az => meaning_elsewhere(cause, &text),
+        };
+        self.error(&meaning, Some(&text))
     }
 
     /// Returns the error of an object that ends before what was asked for.
@@ -124,6 +135,33 @@ fn meaning_of(cause: &StoreError, text: &str) -> Error {
         }
         (StoreError::NotImplemented { .. } | StoreError::NotSupported { .. }, _)
         | (_, "NotImplemented") => no_conditions(),
+        _ => by_status(text),
+    }
+}
+
+/// What an answer of a store means that is none of S3: its settings have other names.
+fn meaning_elsewhere(cause: &StoreError, text: &str) -> Error {
+    let refused =
+        matches!(cause, StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. });
+    match code_of(text).unwrap_or("") {
+        code if is_no_bucket(code) => Error::invalid("there is no such bucket")
+            .with("remedy", "create the bucket or container, or name another"),
+        _ if text.contains("metadata.google.internal") || text.contains("169.254.169.254") => {
+            Error::invalid("there are no credentials for the bucket").with(
+                "remedy",
+                "set GOOGLE_SERVICE_ACCOUNT, or AZURE_STORAGE_ACCOUNT_NAME and its key",
+            )
+        }
+        _ if refused || text.contains("status code: 401") || text.contains("status code: 403") => {
+            Error::invalid("store does not let us do this").with(
+                "remedy",
+                "check the credentials, and that they may get, put, delete and list",
+            )
+        }
+        _ if text.contains("certificate") => {
+            Error::invalid("certificate of the store is not known")
+                .with("remedy", "name the file of its authority by SSL_CERT_FILE")
+        }
         _ => by_status(text),
     }
 }

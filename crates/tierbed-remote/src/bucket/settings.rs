@@ -1,15 +1,22 @@
-//! Settings of buckets, by the names that every tool for S3 knows: `AWS_REGION` and the like.
+//! Settings of buckets, by the names that tools for each kind know: `AWS_REGION`,
+//! `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME` and the like.
 //!
 //! Normative text: docs/reference/buckets.md.
 
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::ClientConfigKey;
-use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use tierbed_core::{Error, Result};
 
-const PREFIX: &str = "AWS_";
+use super::BucketKind;
+
+const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 /// A request that fails is made again for about three seconds; then its caller decides.
 const RETRIES: usize = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -39,7 +46,8 @@ impl BucketSettings {
         let texts = all.filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         });
-        Self::default().with(texts.filter(|(name, _)| name.starts_with(PREFIX)))
+        Self::default()
+            .with(texts.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix))))
     }
 
     /// Adds settings by their names in the environment; those without a value count for nothing.
@@ -59,15 +67,25 @@ impl BucketSettings {
     }
 
     /// Returns where the store is said to be, for messages.
-    pub(super) fn endpoint(&self) -> Option<&str> {
-        ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
-            .into_iter()
-            .find_map(|name| self.get(name))
+    pub(super) fn endpoint(&self, kind: BucketKind) -> Option<&str> {
+        let names: &[&str] = match kind {
+            BucketKind::S3 => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
+            BucketKind::Gs => &["GOOGLE_BASE_URL"],
+            BucketKind::Az => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+        };
+        names.iter().find_map(|name| self.get(name))
+    }
+
+    /// Returns the settings whose names are keys of a kind of store. The environment has names of
+    /// other tools too, `AWS_PROFILE` among them.
+    fn keys<K: FromStr>(&self) -> impl Iterator<Item = (K, &String)> {
+        self.pairs
+            .iter()
+            .filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)))
     }
 
     /// Makes a client for `bucket`; nothing is asked yet.
-    pub(super) fn connect(&self, bucket: &str) -> Result<AmazonS3> {
-        self.check_endpoint()?;
+    pub(super) fn connect(&self, kind: BucketKind, bucket: &str) -> Result<Arc<dyn ObjectStore>> {
         // It is there already when a server of this process has made one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let retry = RetryConfig {
@@ -76,16 +94,38 @@ impl BucketSettings {
             retry_timeout: RETRY_TIME_MAX,
         };
         let limits = ClientOptions::new().with_timeout(REQUEST_TIME_MAX);
-        let mut builder = AmazonS3Builder::new().with_retry(retry).with_client_options(limits);
-        for (name, value) in &self.pairs {
-            // The environment has names of other tools too, `AWS_PROFILE` among them.
-            let Ok(key) = name.to_ascii_lowercase().parse() else { continue };
-            builder = builder.with_config(key, value);
-        }
-        // Objects are removed one after the other, and not every store knows how to take many.
-        let one_by_one = AmazonS3ConfigKey::DisableBulkDelete;
-        builder = builder.with_config(one_by_one, "true").with_bucket_name(bucket);
-        builder.build().map_err(|cause| {
+        let made: object_store::Result<Arc<dyn ObjectStore>> = match kind {
+            BucketKind::S3 => {
+                self.check_endpoint()?;
+                let new = AmazonS3Builder::new().with_retry(retry).with_client_options(limits);
+                // Objects are removed one after the other: not every store knows how to take many.
+                self.keys()
+                    .fold(new, |builder, (key, value)| builder.with_config(key, value))
+                    .with_config(AmazonS3ConfigKey::DisableBulkDelete, "true")
+                    .with_bucket_name(bucket)
+                    .build()
+                    .map(|store| Arc::new(store) as _)
+            }
+            BucketKind::Gs => {
+                let new = GoogleCloudStorageBuilder::new();
+                let new = new.with_retry(retry).with_client_options(limits);
+                self.keys()
+                    .fold(new, |builder, (key, value)| builder.with_config(key, value))
+                    .with_bucket_name(bucket)
+                    .build()
+                    .map(|store| Arc::new(store) as _)
+            }
+            BucketKind::Az => {
+                let new = MicrosoftAzureBuilder::new();
+                let new = new.with_retry(retry).with_client_options(limits);
+                self.keys()
+                    .fold(new, |builder, (key, value)| builder.with_config(key, value))
+                    .with_container_name(bucket)
+                    .build()
+                    .map(|store| Arc::new(store) as _)
+            }
+        };
+        made.map_err(|cause| {
             Error::invalid("settings of the bucket do not go together")
                 .with("bucket", bucket)
                 .with("cause", cause)
@@ -94,7 +134,7 @@ impl BucketSettings {
     }
 
     fn check_endpoint(&self) -> Result<()> {
-        let Some(endpoint) = self.endpoint() else { return Ok(()) };
+        let Some(endpoint) = self.endpoint(BucketKind::S3) else { return Ok(()) };
         let is_plain = endpoint.starts_with("http://");
         if !is_plain && !endpoint.starts_with("https://") {
             return Err(Error::invalid("endpoint of the bucket is no address")
