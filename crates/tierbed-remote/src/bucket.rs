@@ -184,7 +184,7 @@ impl BucketObjects {
                 let payload = payload.clone();
                 match client.store.put_opts(&key, payload, mode.clone().into()).await {
                     Ok(_) => return Ok(Put::Done),
-                    Err(error) if refused::is_conflict(&error) => {
+                    Err(error) if refused::is_conflict(self.kind, &error) => {
                         tokio::time::sleep(pause).await;
                         pause *= 2;
                     }

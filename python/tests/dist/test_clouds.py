@@ -7,6 +7,7 @@ themselves never ran here.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,10 @@ from tierbed._native import NativeObjects
 
 ACCOUNT = "account"
 DATE = "Fri, 27 Nov 2026 08:00:00 GMT"
+SERVICE_ACCOUNT = {
+    **dict.fromkeys(("client_email", "private_key", "private_key_id"), ""),
+    "disable_oauth": True,
+}
 GOOGLE_OBJECT = (
     "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-11-27T08:00:00Z</LastModified>"
     '<ETag>"{}"</ETag></Contents>'
@@ -145,8 +150,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     thread.start()
     place = f"http://127.0.0.1:{server.server_address[1]}"
     for name, value in {
-        "GOOGLE_BASE_URL": place,
-        "GOOGLE_SKIP_SIGNATURE": "true",
+        "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps({**SERVICE_ACCOUNT, "gcs_base_url": place}),
         "GOOGLE_ALLOW_HTTP": "true",
         "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
         "AZURE_STORAGE_ENDPOINT": f"{place}/{ACCOUNT}",
@@ -199,7 +203,7 @@ def test_versions_move_by_comparison_in_other_clouds(
         versions = tb.Versions(f"{scheme}://runs/models/ads")
         for number in range(2):
             store.publish(folder / str(number))
-            versions.push(folder / str(number), "stable")
+            versions.push(folder / str(number), channel="stable")
     assert versions.channel("stable").chain[-1] == 2
 
 

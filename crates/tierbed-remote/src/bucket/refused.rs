@@ -29,9 +29,10 @@ pub(super) fn is_lost(error: &StoreError) -> bool {
 }
 
 /// Whether a write was given up because of another one at the same time, and may be made again.
-pub(super) fn is_conflict(error: &StoreError) -> bool {
-    // 412 is wrapped twice, 409 once.
-    matches!(error, StoreError::AlreadyExists { source, .. } if !source.is::<StoreError>())
+pub(super) fn is_conflict(kind: BucketKind, error: &StoreError) -> bool {
+    // 412 is wrapped twice, 409 once. Of others both say that the object is there.
+    kind == BucketKind::S3
+        && matches!(error, StoreError::AlreadyExists { source, .. } if !source.is::<StoreError>())
 }
 
 /// Whether an answer says that there is no bucket.
