@@ -126,13 +126,11 @@ class Handler(BaseHTTPRequestHandler):
             for name, (body, _) in sorted(self.server.objects.items())
             if name.startswith(prefix)
         )
+        found = f"<ListBucketResult>{objects}</ListBucketResult>"
         if is_azure:
-            self.answer(
-                200,
-                f"<EnumerationResults><Blobs>{objects}</Blobs><NextMarker/></EnumerationResults>".encode(),
-            )
-        else:
-            self.answer(200, f"<ListBucketResult>{objects}</ListBucketResult>".encode())
+            found = f"<Blobs>{objects}</Blobs><NextMarker/>"
+            found = f"<EnumerationResults>{found}</EnumerationResults>"
+        self.answer(200, found.encode())
 
     @staticmethod
     def tags(generation: int) -> dict[str, str]:
