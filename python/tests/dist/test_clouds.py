@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -81,6 +82,8 @@ class Handler(BaseHTTPRequestHandler):
             elif bucket != "runs":
                 code = "ContainerNotFound" if is_azure else "NoSuchBucket"
                 self.answer(404, f"<Error><Code>{code}</Code></Error>".encode())
+            elif self.command == "POST":
+                self.remove_some(body.decode())
             elif self.command == "PUT":
                 self.put(name, body, is_azure)
             elif self.command == "DELETE":
@@ -104,6 +107,17 @@ class Handler(BaseHTTPRequestHandler):
             self.server.generation += 1
             self.server.objects[name] = body, self.server.generation
             self.answer(201 if is_azure else 200, **self.tags(self.server.generation))
+
+    def remove_some(self, body: str) -> None:
+        """Azure removes several objects by a request, and answers for each."""
+        answers = ""
+        for at, path in enumerate(re.findall(r"^DELETE (\S+)", body, re.MULTILINE)):
+            name = unquote(urlsplit(path).path).partition("/runs/")[2]
+            status = "202 Accepted" if self.server.objects.pop(name, None) else "404 Not Found"
+            answers += "--batch\r\nContent-Type: application/http\r\n"
+            answers += f"Content-ID: {at}\r\n\r\nHTTP/1.1 {status}\r\n\r\n"
+        answers += "--batch--\r\n"
+        self.answer(202, answers.encode(), Content_Type="multipart/mixed; boundary=batch")
 
     def get(self, name: str) -> None:
         found = self.server.objects.get(name)
