@@ -223,3 +223,20 @@ def test_an_address_of_no_store_says_which_there_are() -> None:
     told = "name a folder, or a bucket: s3://, gs://"
     with alone() as rows, pytest.raises(tb.UnsupportedError, match=told):
         rows.save("ftp://runs/ads")
+
+
+@pytest.mark.usefixtures("cloud")
+def test_who_has_no_credentials_is_told_to_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    remedy = "set GOOGLE_SERVICE_ACCOUNT, or AZURE_STORAGE_ACCOUNT_NAME and its key"
+    with monkeypatch.context() as bare:
+        bare.delenv("GOOGLE_SERVICE_ACCOUNT_KEY")
+        bare.delenv("AZURE_SKIP_SIGNATURE")
+        # Nobody listens where a machine of these clouds would be asked.
+        for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+            bare.setenv(name, "127.0.0.1:1")
+        bare.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:1/metadata/identity/oauth2/token")
+        for scheme in ("gs", "az"):
+            with pytest.raises(tb.InvalidError, match=remedy):
+                NativeObjects(f"{scheme}://runs/ads").put("a", b"1", True)
+    for scheme in ("gs", "az"):
+        assert NativeObjects(f"{scheme}://runs/{scheme}").put("a", b"1", True)

@@ -147,7 +147,8 @@ fn meaning_elsewhere(cause: &StoreError, text: &str) -> Error {
     match code_of(text).unwrap_or("") {
         code if is_no_bucket(code) => Error::invalid("there is no such bucket")
             .with("remedy", "create the bucket or container, or name another"),
-        _ if text.contains("metadata.google.internal") || text.contains("169.254.169.254") => {
+        // Who has no credentials asks the machine for some: of Google, or of Azure.
+        _ if text.contains("/computeMetadata/") || text.contains("/metadata/identity/") => {
             Error::invalid("there are no credentials for the bucket").with(
                 "remedy",
                 "set GOOGLE_SERVICE_ACCOUNT, or AZURE_STORAGE_ACCOUNT_NAME and its key",
