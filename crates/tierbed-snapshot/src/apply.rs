@@ -15,16 +15,15 @@
 //!
 //! [`Leases::swap`]: tierbed_core::handover::Leases::swap
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use serde::Serialize;
-use tierbed_core::handover::Leases;
 use tierbed_core::{Error, ErrorKind, Reservation, Result, RowKey};
 use tierbed_io::{Folder, PAGE_BYTES};
 
 use crate::delta::chain::Below;
-use crate::layers::{Layers, OVERLAYS_MAX};
+use crate::layers::{Layers, LayersLease, OVERLAYS_MAX};
 use crate::manifest::Manifest;
 use crate::open::{open_pages, Backing};
 use crate::overlay::{Overlay, OverlayParts};
@@ -46,6 +45,8 @@ pub(crate) struct Applying {
     cache_bytes_max: u64,
     backing: Backing,
     rows_replaced: AtomicU64,
+    /// Generations before the newest that still answer, at most.
+    former_max: AtomicUsize,
     mark: OnceLock<Arc<AtomicBool>>,
 }
 
@@ -85,6 +86,7 @@ impl Applying {
             cache_bytes_max,
             backing,
             rows_replaced: AtomicU64::new(0),
+            former_max: AtomicUsize::new(0),
             mark: OnceLock::new(),
         }
     }
@@ -149,7 +151,7 @@ impl Snapshot {
         let (mut overlays, mut kept) = (Vec::new(), 0);
         for folder in folders {
             let below = self.layers_of(number, &overlays)?;
-            prepare(&View::of(self, Arc::new(Leases::new(below.clone())).lease()))?;
+            prepare(&View::of(self, LayersLease::alone(below.clone())))?;
             let manifest = Manifest::read(folder.as_ref())?;
             let identity = manifest.identity()?;
             let known = before.overlays.get(kept).filter(|_| kept == overlays.len());
@@ -204,9 +206,15 @@ impl Snapshot {
         assert!(overlays.len() <= OVERLAYS_MAX, "{} deltas upon a snapshot", overlays.len());
         let pending: Vec<_> = leaving.iter().chain(&coming).cloned().collect();
         let number = before.number + 1;
-        let next = self.layers_of(number, &overlays)?;
+        let mut next = self.layers_of(number, &overlays)?;
+        let former = before.former_with(&pending);
+        next.former = former.clone();
+        next.former.insert(0, before.retired(&pending));
+        // What answers again is not a former one.
+        next.former.retain(|former| former.identity != next.identity);
+        next.former.truncate(self.applying().former_max.load(Ordering::Relaxed));
         let staged = Layers { pending: pending.clone(), ..next.clone() };
-        let staged = View::of(self, Arc::new(Leases::new(staged)).lease());
+        let staged = View::of(self, LayersLease::alone(staged));
         let ids = staged.ids()?;
         next.ids.get_or_init(|| ids);
         prepare(&staged)?;
@@ -214,11 +222,46 @@ impl Snapshot {
         if let Some(mark) = self.applying().mark.get() {
             mark.store(true, Ordering::Release);
         }
-        let announced = Layers { pending, ..before };
+        let announced = Layers { pending, former, ..before };
         self.leases().swap(announced, || self.replace_rows(&coming, &leaving), next)?;
         assert_eq!(self.layers().number, number, "another delta was applied out of turn");
         // Files of deltas that left close here, not with the next lookup of a reader.
         self.attach_idle(&self.layers());
+        Ok(())
+    }
+
+    /// Lets up to `count` generations before the newest still answer who asks for them by
+    /// [`view_of`](Self::view_of), until [`forget_former`](Self::forget_former). Their deltas stay
+    /// open meanwhile. Rows that changed since are read from their pages; all others come from the
+    /// same cache.
+    pub fn keep_former(&self, count: usize) {
+        self.applying().former_max.store(count, Ordering::Relaxed);
+    }
+
+    /// Returns the identities of the generations that answer, the newest first.
+    #[must_use]
+    pub fn generations(&self) -> Vec<String> {
+        let layers = LayersLease::of(self.leases());
+        let former = layers.former.iter().map(|former| former.identity.to_string());
+        std::iter::once(layers.identity.to_string()).chain(former).collect()
+    }
+
+    /// Lets the former generation of `identity` answer no more; waits for who looks at it. The
+    /// caller holds no [`View`](crate::View).
+    ///
+    /// # Errors
+    /// `Poisoned` behind a panic of an earlier [`apply`](Self::apply).
+    pub fn forget_former(&self, identity: &str) -> Result<()> {
+        let turn = self.turn()?;
+        let before = Layers::clone(&LayersLease::of(self.leases()));
+        if !before.former.iter().any(|former| *former.identity == *identity) {
+            return Ok(());
+        }
+        let mut next = before.clone();
+        next.former.retain(|former| *former.identity != *identity);
+        self.leases().swap(before, || Ok::<(), Error>(()), next)?;
+        self.attach_idle(&self.layers());
+        drop(turn);
         Ok(())
     }
 

@@ -7,9 +7,10 @@
 //! row ─▶ newest delta ─▶ … ─▶ oldest delta ─▶ the snapshot's own index
 //! ```
 
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use tierbed_core::handover::Lease;
+use tierbed_core::handover::{Lease, Leases};
 use tierbed_core::{RowKey, Schema};
 
 use crate::overlay::{Change, Overlay};
@@ -38,6 +39,9 @@ pub(crate) struct Layers {
     pub(crate) schema: Arc<Schema>,
     /// Its open vocabularies, once somebody asked for them.
     pub(crate) ids: OnceLock<Arc<PublishedIds>>,
+    /// Generations before it that still answer, the newest first: rows that changed since are
+    /// pending there, so they are read where that generation has them.
+    pub(crate) former: Vec<Arc<Layers>>,
 }
 
 /// Where a page lies.
@@ -72,7 +76,23 @@ impl Layers {
             pending: Vec::new(),
             schema: Arc::new(schema.clone()),
             ids: OnceLock::new(),
+            former: Vec::new(),
         }
+    }
+
+    /// Returns the generations before it, to which rows of `pending` are about to change, too.
+    pub(crate) fn former_with(&self, pending: &[Arc<Overlay>]) -> Vec<Arc<Self>> {
+        let with = |former: &Arc<Self>| {
+            let pending = former.pending.iter().chain(pending).cloned().collect();
+            Arc::new(Self { pending, ..Self::clone(former) })
+        };
+        self.former.iter().map(with).collect()
+    }
+
+    /// Returns what it becomes when the next generation answers, in which rows of `pending` are
+    /// others.
+    pub(crate) fn retired(&self, pending: &[Arc<Overlay>]) -> Arc<Self> {
+        Arc::new(Self { pending: pending.to_vec(), former: Vec::new(), ..self.clone() })
     }
 
     /// Returns the delta of layer `layer`, from 1.
@@ -116,5 +136,43 @@ impl Layers {
     }
 }
 
-/// Layers that stay as they are while somebody looks.
-pub(crate) type LayersLease = Lease<Layers>;
+/// Layers that stay as they are while somebody looks: those that answer now, or former ones.
+#[derive(Debug, Clone)]
+pub(crate) struct LayersLease {
+    lease: Lease<Layers>,
+    former: Option<Arc<Layers>>,
+}
+
+impl LayersLease {
+    /// Leases what answers now.
+    pub(crate) fn of(leases: &Arc<Leases<Layers>>) -> Self {
+        Self { lease: leases.lease(), former: None }
+    }
+
+    /// Leases layers that nobody else does.
+    pub(crate) fn alone(layers: Layers) -> Self {
+        Self::of(&Arc::new(Leases::new(layers)))
+    }
+
+    /// Looks at the generation of `identity` from now on, where that still answers.
+    pub(crate) fn named(self, identity: &str) -> Option<Self> {
+        if *self.lease.identity == *identity {
+            return Some(Self { former: None, ..self });
+        }
+        let former = self.lease.former.iter().find(|former| *former.identity == *identity)?;
+        Some(Self { former: Some(Arc::clone(former)), ..self })
+    }
+
+    /// Tells whether this is a lease of `leases`.
+    pub(crate) fn is_of(&self, leases: &Arc<Leases<Layers>>) -> bool {
+        self.lease.is_of(leases)
+    }
+}
+
+impl Deref for LayersLease {
+    type Target = Layers;
+
+    fn deref(&self) -> &Layers {
+        self.former.as_deref().unwrap_or(&self.lease)
+    }
+}

@@ -16,6 +16,7 @@ mod bits;
 pub mod blocks;
 mod codecs;
 pub mod delta;
+mod elsewhere;
 pub mod forward_index;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../tools/fuzz/entries/snapshot.rs"]
@@ -52,6 +53,7 @@ mod writer;
 pub use apply::Generation;
 pub use codecs::{InitialCode, PageLayout, TableCodecs};
 pub use delta::chain::BaseChain;
+pub use elsewhere::{Ask, Elsewhere};
 pub use import::{import_tables, PlainTable};
 pub use index::PageIndex;
 pub use lookup::{Begun, LookupStats, PendingLookup};

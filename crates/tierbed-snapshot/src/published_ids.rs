@@ -14,6 +14,8 @@ use crate::View;
 #[derive(Debug)]
 pub struct PublishedIds {
     tables: Vec<(Published, FeatureLayout)>,
+    /// Open tables whose ids are translated elsewhere.
+    elsewhere: Vec<TableId>,
 }
 
 impl PublishedIds {
@@ -25,7 +27,7 @@ impl PublishedIds {
     /// `Corruption` when they do not belong to the snapshot's tables.
     pub fn open(snapshot: &View<'_>) -> Result<Self> {
         let Some(json) = snapshot.attachment(STATES)? else {
-            return Ok(Self { tables: Vec::new() });
+            return Ok(Self::elsewhere(Vec::new()));
         };
         let damaged = || Error::corruption("the snapshot's vocabularies are damaged");
         let states: States =
@@ -39,19 +41,26 @@ impl PublishedIds {
             let plan = FeatureLayout::new(schema, &[(index.bucket_table(), Pooling::None)])?;
             tables.push((index, plan));
         }
-        Ok(Self { tables })
+        Ok(Self { tables, elsewhere: Vec::new() })
+    }
+
+    /// Returns open tables whose ids stay as they are: who has the rows translates them.
+    #[must_use]
+    pub fn elsewhere(tables: Vec<TableId>) -> Self {
+        Self { tables: Vec::new(), elsewhere: tables }
     }
 
     /// Returns whether no table is open: ids are rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.tables.is_empty()
+        self.tables.is_empty() && self.elsewhere.is_empty()
     }
 
     /// Returns whether `table` is open: its ids are not rows.
     #[must_use]
     pub fn has(&self, table: TableId) -> bool {
         self.tables.iter().any(|(index, _)| index.table() == table)
+            || self.elsewhere.contains(&table)
     }
 
     /// Writes to `rows`, `[E]`, the row of every id of `bags`; ids of tables that are not open

@@ -503,10 +503,10 @@ impl Snapshot {
 
     /// Leases what answers now; on a thread that holds on to a view, that.
     pub(crate) fn layers(&self) -> LayersLease {
-        held_here(&self.layers).unwrap_or_else(|| self.layers.lease())
+        held_here(&self.layers).unwrap_or_else(|| LayersLease::of(&self.layers))
     }
 
-    pub(crate) fn leases(&self) -> &Leases<Layers> {
+    pub(crate) fn leases(&self) -> &Arc<Leases<Layers>> {
         &self.layers
     }
 

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use tierbed_core::handover::Leases;
-use tierbed_core::{Bags, Error, Result, Schema};
+use tierbed_core::{Bags, Error, Result, Schema, TableId};
 use tierbed_io::Folder;
 use tierbed_kernels::FeatureLayout;
 
+use crate::elsewhere::{Ask, Elsewhere};
 use crate::layers::{Layers, LayersLease};
 use crate::lookup::{Begun, LookupStats};
 use crate::manifest::Manifest;
@@ -25,6 +26,8 @@ use crate::snapshot::Snapshot;
 pub struct View<'a> {
     snapshot: Of<'a>,
     layers: LayersLease,
+    /// Where its rows are, if not in the snapshot.
+    elsewhere: Option<Arc<dyn Elsewhere>>,
 }
 
 /// The snapshot of a view.
@@ -78,19 +81,56 @@ impl Snapshot {
     /// Returns what answers now, to be looked at as long as the view is held.
     #[must_use]
     pub fn view(&self) -> View<'_> {
-        View { snapshot: Of::Lent(self), layers: self.layers() }
+        View::of(self, self.layers())
     }
 
     /// As [`view`](Self::view); the view keeps the snapshot open.
     #[must_use]
     pub fn shared_view(self: &Arc<Self>) -> View<'static> {
-        View { snapshot: Of::Shared(Arc::clone(self)), layers: self.layers() }
+        View { snapshot: Of::Shared(Arc::clone(self)), layers: self.layers(), elsewhere: None }
+    }
+
+    /// As [`shared_view`](Self::shared_view), of the generation of `identity`: the newest, or one
+    /// that [`keep_former`](Self::keep_former) keeps. `None` where it answers no more.
+    #[must_use]
+    pub fn view_of(self: &Arc<Self>, identity: &str) -> Option<View<'static>> {
+        let layers = LayersLease::of(self.leases()).named(identity)?;
+        Some(View { snapshot: Of::Shared(Arc::clone(self)), layers, elsewhere: None })
     }
 }
 
 impl<'a> View<'a> {
     pub(crate) fn of(snapshot: &'a Snapshot, layers: LayersLease) -> Self {
-        Self { snapshot: Of::Lent(snapshot), layers }
+        Self { snapshot: Of::Lent(snapshot), layers, elsewhere: None }
+    }
+}
+
+impl View<'static> {
+    /// Returns a generation whose rows are elsewhere, under the tables of `schema`; attachments are
+    /// those of `head`. Ids of `open` tables are no rows: whoever has the rows translates them.
+    #[must_use]
+    pub fn elsewhere(
+        head: &Arc<Snapshot>,
+        schema: Schema,
+        open: Vec<TableId>,
+        rows: Arc<dyn Elsewhere>,
+    ) -> Self {
+        let alone = Layers::alone(&schema, rows.identity());
+        let ids = Arc::new(PublishedIds::elsewhere(open));
+        alone.ids.get_or_init(|| ids);
+        let layers = LayersLease::alone(alone);
+        Self { snapshot: Of::Shared(Arc::clone(head)), layers, elsewhere: Some(rows) }
+    }
+
+    /// Looks at the same generation once more.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        let snapshot = match &self.snapshot {
+            Of::Lent(snapshot) => Of::Lent(snapshot),
+            Of::Shared(snapshot) => Of::Shared(Arc::clone(snapshot)),
+        };
+        let layers = self.layers.clone();
+        Self { snapshot, layers, elsewhere: self.elsewhere.clone() }
     }
 }
 
@@ -187,7 +227,16 @@ impl View<'_> {
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<LookupStats> {
-        self.snapshot.lookup_in(&self.layers, plan, bags, out)
+        match &self.elsewhere {
+            None => self.snapshot.lookup_in(&self.layers, plan, bags, out),
+            Some(rows) => rows.lookup(self.schema(), &mut [Ask { plan, bags: *bags, out }]),
+        }
+    }
+
+    /// Returns who has the rows, if they are not here: several lookups are one question to them.
+    #[must_use]
+    pub fn rows_elsewhere(&self) -> Option<&Arc<dyn Elsewhere>> {
+        self.elsewhere.as_ref()
     }
 
     /// As [`lookup`](Self::lookup), but only where all rows are in memory: in a tier, always there,
@@ -204,6 +253,9 @@ impl View<'_> {
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<Option<LookupStats>> {
+        if self.elsewhere.is_some() {
+            return Ok(None);
+        }
         self.snapshot.lookup_resident_in(&self.layers, plan, bags, out)
     }
 
@@ -220,6 +272,9 @@ impl View<'_> {
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<Begun> {
+        if self.elsewhere.is_some() {
+            return Ok(Begun::Left);
+        }
         match &self.snapshot {
             Of::Shared(snapshot) => snapshot.begin_lookup(&self.layers, plan, bags, out),
             Of::Lent(_) => {
