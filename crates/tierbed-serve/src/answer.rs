@@ -13,6 +13,9 @@ pub(crate) const JSON: &str = "application/json";
 /// Seconds after which a client that was refused may ask again.
 pub(crate) const RETRY_AFTER_S: &str = "1";
 
+/// What an error names that tells of a shard of which nobody answers; and the reason of the refusal.
+pub(crate) const LOST_SHARD: &str = "shard";
+
 /// A request that was refused or failed.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
@@ -46,6 +49,15 @@ impl Refusal {
     /// The client took too long.
     pub(crate) fn slow(message: impl Into<String>) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "io", message)
+    }
+
+    /// The generation that is asked for does not answer.
+    pub(crate) fn no_generation(identity: &str) -> Self {
+        let message = format!(
+            "the generation does not answer, or no longer (generation: {identity:?}, remedy: ask \
+             for one that the server lists, or raise generation-grace)"
+        );
+        Self::new(StatusCode::PRECONDITION_FAILED, "invalid", message)
     }
 
     /// The request's time is over.
@@ -107,7 +119,10 @@ impl From<Error> for Refusal {
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let refusal = Self::new(status, error.kind().name(), error.to_string());
-        Self { context: error.context().to_vec(), ..refusal }
+        let is_lost = error.kind() == ErrorKind::Closed
+            && error.context().iter().any(|(key, _)| *key == LOST_SHARD);
+        let reason = is_lost.then_some(LOST_SHARD);
+        Self { context: error.context().to_vec(), reason, ..refusal }
     }
 }
 

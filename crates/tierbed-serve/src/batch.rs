@@ -3,14 +3,16 @@
 //! Every request gets the bits it would get alone. Where a joint lookup fails, each of its queries
 //! is asked again by itself: a bad page fails those who need it.
 
+use std::cell::Cell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use tierbed_snapshot::LookupStats;
 
 use crate::answer::Refusal;
+use crate::gateway::calling::Time;
 use crate::generation::Serving;
 use crate::job::{Done, Encode, Job, Made, Phases, Prepared, Work};
-use crate::joint::{groups, Member};
+use crate::joint::{groups, look_up_elsewhere, Member};
 use crate::predict;
 use crate::query::Query;
 use crate::routes::Service;
@@ -28,9 +30,22 @@ struct Begun {
     result: Looked,
 }
 
-/// Works on jobs and answers them, all from one generation.
+/// Works on jobs and answers them: those that want one generation together.
 pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
-    let serving = match guarded(service, || Ok(service.serving()?)) {
+    let mut rest = jobs;
+    while let Some(first) = rest.first() {
+        let wanted = first.generation.clone();
+        let (own, others) = rest.into_iter().partition(|job: &Job| job.generation == wanted);
+        rest = others;
+        run_in(service, wanted.as_deref(), own);
+    }
+}
+
+/// Works on jobs and answers them, all from one generation.
+fn run_in(service: &Service, wanted: Option<&str>, jobs: Vec<Job>) {
+    let latest_us = jobs.iter().map(|job| job.deadline_us).max();
+    let _time = Time::until(latest_us);
+    let serving = match guarded(service, || service.serving(wanted)) {
         Ok(serving) => serving,
         Err(refusal) => {
             return jobs.into_iter().for_each(|job| job.done.send(Err(refusal.clone())));
@@ -74,18 +89,25 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
     service.metrics.batch_requests.observe(begun.len() as f64);
     let start_us = service.clock.now_us();
     noted.iter().for_each(|steps| steps.looks_up(start_us, begun.len()));
+    let default_rows: Vec<Cell<u64>> = begun.iter().map(|_| Cell::default()).collect();
     let mut all: Vec<_> = begun.iter_mut().map(|begun| &mut begun.result).collect();
     look_up_all(&serving, &mut all, |request, stats| {
         noted.get(request).into_iter().for_each(|steps| steps.found(stats));
+        if serving.view.rows_elsewhere().is_some() {
+            let rows = default_rows.get(request);
+            rows.into_iter().for_each(|rows| rows.set(rows.get() + stats.rows_default));
+        }
     });
     let end_us = service.clock.now_us();
     noted.iter().for_each(|steps| steps.close(end_us));
     let infer_us = end_us.saturating_sub(start_us);
-    for Begun { done, held, encode, mut phases, result } in begun {
+    let rows = default_rows.iter().map(Cell::get);
+    for (Begun { done, held, encode, mut phases, result }, rows) in begun.into_iter().zip(rows) {
         let start_us = service.clock.now_us();
         let body = result.and_then(|queries| guarded(service, || encode(queries)));
         phases.output_us = service.clock.now_us().saturating_sub(start_us);
         phases.infer_us = infer_us;
+        phases.default_rows = rows;
         done.send(body.map(|body| Made { body, held, phases }));
     }
 }
@@ -113,8 +135,18 @@ pub(crate) fn look_up_all(
         let queries = Result::as_mut(looked).ok().into_iter().flatten();
         queries.map(move |query| Member { request, query })
     });
+    let mut groups = groups(source, members);
+    // Who has the rows elsewhere is asked once, for all groups.
+    let is_elsewhere = source.snapshot.rows_elsewhere().is_some() && groups.len() > 1;
+    if is_elsewhere {
+        let look_up = AssertUnwindSafe(|| look_up_elsewhere(source, &mut groups));
+        if let Some(stats) = catch_unwind(look_up).ok().and_then(Result::ok) {
+            let members = groups.iter().flat_map(|group| &group.members);
+            return members.for_each(|member| found(member.request, &stats));
+        }
+    }
     let mut failed = Vec::new();
-    for mut group in groups(source, members) {
+    for mut group in groups {
         let has_company = group.members.len() > 1;
         let mut look_up = || catch_unwind(AssertUnwindSafe(|| group.look_up(source)));
         let joint = if has_company { look_up().ok().and_then(Result::ok) } else { None };

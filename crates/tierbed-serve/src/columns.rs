@@ -115,11 +115,15 @@ pub(crate) fn check_weights(weights: Option<&[f32]>) -> Result<()> {
     }
 }
 
-/// Checks the bags of every column, and that all have as many.
+/// Checks the bags of every column, and that all have as many unless they are ragged.
 ///
 /// # Errors
 /// `Invalid`, naming the feature, or when there is none.
-pub(crate) fn check_columns(source: Source<'_>, columns: &[Column]) -> Result<()> {
+pub(crate) fn check_columns(
+    source: Source<'_>,
+    columns: &[Column],
+    is_ragged: bool,
+) -> Result<()> {
     let Some(first) = columns.first() else {
         return Err(Error::invalid("a lookup needs at least one feature"));
     };
@@ -128,7 +132,7 @@ pub(crate) fn check_columns(source: Source<'_>, columns: &[Column]) -> Result<()
         Bags::new(&column.values, &column.offsets, column.weights.as_deref(), 1)
             .and_then(|_| check_weights(column.weights.as_deref()))
             .map_err(|error| error.with("feature", name))?;
-        if column.offsets.len() != first.offsets.len() {
+        if !is_ragged && column.offsets.len() != first.offsets.len() {
             return Err(Error::invalid("features must have the same number of samples")
                 .with("feature", name)
                 .with("samples", column.offsets.len() - 1)
@@ -138,37 +142,55 @@ pub(crate) fn check_columns(source: Source<'_>, columns: &[Column]) -> Result<()
     Ok(())
 }
 
-/// Joins checked columns: one query for all that are pooled, one for each that is not.
+/// Joins checked columns: one query for all that are pooled and have as many samples, one for each
+/// that is not pooled.
 ///
 /// # Errors
 /// Those of making plans.
 pub(crate) fn join(source: Source<'_>, columns: Vec<Column>) -> Result<Joined> {
     let plan = |asked: &[Asked]| source.plans.get(source.snapshot, source.features, asked);
-    let is_pooled = |column: &Column| column.asked.pooling != Pooling::None;
-    let pooled: Vec<_> = columns.iter().filter(|column| is_pooled(column)).collect();
     let (mut queries, mut places) = (Vec::new(), Vec::with_capacity(columns.len()));
-    // A lone column needs no joining.
-    let has_joined = pooled.len() > 1;
-    if has_joined {
-        let asked: Vec<_> = pooled.iter().map(|column| column.asked).collect();
-        queries.push(side_by_side(plan(&asked)?, &pooled)?);
-    }
-    let mut pooled_before = 0;
-    for column in columns {
-        if has_joined && is_pooled(&column) {
-            places.push(Place { query: 0, at: pooled_before });
-            pooled_before += 1;
-            continue;
+    let mut joined: Vec<Side> = Vec::new();
+    for (at, column) in columns.iter().enumerate() {
+        let is_pooled = column.asked.pooling != Pooling::None;
+        let bounds = column.offsets.len();
+        let known = joined.iter_mut().find(|side| is_pooled && side.bounds == Some(bounds));
+        match known {
+            Some(side) => side.columns.push(at),
+            None => joined.push(Side { bounds: is_pooled.then_some(bounds), columns: vec![at] }),
         }
-        places.push(Place { query: queries.len(), at: 0 });
-        let Column { asked, values, offsets, weights } = column;
-        queries.push(Query::new(plan(&[asked])?, values, offsets, weights)?);
+    }
+    places.resize(columns.len(), Place { query: 0, at: 0 });
+    let mut columns: Vec<Option<Column>> = columns.into_iter().map(Some).collect();
+    for (query, Side { columns: members, .. }) in joined.into_iter().enumerate() {
+        for (at, &member) in members.iter().enumerate() {
+            if let Some(place) = places.get_mut(member) {
+                *place = Place { query, at };
+            }
+        }
+        let own = members.iter().filter_map(|&member| columns.get_mut(member)?.take());
+        let mut own: Vec<_> = own.collect();
+        assert_eq!(own.len(), members.len(), "a column is of one query");
+        if own.len() > 1 {
+            let asked: Vec<_> = own.iter().map(|column| column.asked).collect();
+            queries.push(side_by_side(plan(&asked)?, &own)?);
+        } else if let Some(Column { asked, values, offsets, weights }) = own.pop() {
+            // A lone column needs no joining.
+            queries.push(Query::new(plan(&[asked])?, values, offsets, weights)?);
+        }
     }
     Ok(Joined { queries, places })
 }
 
+/// Columns of one query.
+struct Side {
+    /// Bounds of bags that each has; `None`: it is not pooled, and alone.
+    bounds: Option<usize>,
+    columns: Vec<usize>,
+}
+
 /// Makes one query of several columns with as many bags each.
-fn side_by_side(plan: Arc<Plan>, columns: &[&Column]) -> Result<Query> {
+fn side_by_side(plan: Arc<Plan>, columns: &[Column]) -> Result<Query> {
     let index_count = columns.iter().map(|column| column.values.len()).sum();
     let is_weighted = columns.iter().any(|column| column.weights.is_some());
     let mut indices = Vec::with_capacity(index_count);

@@ -20,6 +20,7 @@ pub(crate) fn begin(runtime: &Runtime, service: &Arc<Service>, deltas: Option<Fo
     if service.tls.is_some() {
         runtime.spawn(follow_tls(Arc::clone(service)));
     }
+    runtime.spawn(forget_generations(Arc::clone(service)));
     if let Some(deltas) = deltas {
         runtime.spawn(follow_deltas(Arc::clone(service), deltas));
     }
@@ -71,6 +72,22 @@ fn tell_of_tls(service: &Service, read: Result<bool>) {
         Err(error) => {
             service.metrics.tls_refused.inc();
             service.log.tls_not_read(&error);
+        }
+    }
+}
+
+/// Lets former generations answer no more when nobody asks for them.
+async fn forget_generations(service: Arc<Service>) {
+    while pause(&service).await {
+        let looking = Arc::clone(&service);
+        // Batches that look at them are waited for.
+        let forgotten = move || looking.answering.forget_unused();
+        let told = match tokio::task::spawn_blocking(forgotten).await {
+            Ok(forgotten) => forgotten.map_err(|error| error.to_string()),
+            Err(panic) => Err(panic.to_string()),
+        };
+        if let Err(message) = told {
+            service.faults.note("generations", &message);
         }
     }
 }

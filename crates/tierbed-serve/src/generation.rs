@@ -9,15 +9,18 @@ use tierbed_core::{Error, Result};
 use tierbed_io::Folder;
 use tierbed_snapshot::{Generation, PublishedIds, View};
 
+use crate::answer::Refusal;
+use crate::answering::FORMER_MAX;
 use crate::features::{attached, resolve, Feature, ServedFeature};
 use crate::known::Heads;
 use crate::plans::Plans;
 use crate::predictor::{Model, Predictor};
 use crate::query::Source;
 use crate::routes::Service;
+use crate::shard_tag::ShardTag;
 
 /// Generations whose parts are kept: those that lookups may still have, and one that comes.
-const KEPT: usize = 3;
+const KEPT: usize = 3 + FORMER_MAX;
 
 /// What a server makes of a generation.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub(crate) struct Parts {
     pub(crate) plans: Plans,
     pub(crate) heads: Heads,
     pub(crate) model: Option<Arc<Model>>,
+    /// Which part of a divided model it is, where it is one.
+    pub(crate) shard: Option<ShardTag>,
     /// When its training step committed, in milliseconds since 1970, where that is known.
     pub(crate) committed_at_ms: Option<u64>,
 }
@@ -148,6 +153,7 @@ impl Generations {
             plans: Plans::default(),
             heads: Heads::default(),
             model: model.map(Arc::new),
+            shard: ShardTag::of(view)?,
             committed_at_ms: view.committed_at_ms()?,
         }))
     }
@@ -180,22 +186,39 @@ impl Service {
         newest
     }
 
-    /// Takes the generation that answers now.
+    /// Takes the generation that is wanted, or the one that answers now.
     ///
     /// # Errors
-    /// As [`Generations::of`], where nobody had asked for it before.
-    pub(crate) fn serving(&self) -> Result<Serving<'_>> {
-        let view = self.snapshot().shared_view();
+    /// 412 for one that does not answer, or no longer; as [`Generations::of`], where nobody had
+    /// asked for it before.
+    pub(crate) fn serving(
+        &self,
+        wanted: Option<&str>,
+    ) -> std::result::Result<Serving<'_>, Refusal> {
+        let Some(view) = self.view_of(wanted) else {
+            return Err(Refusal::no_generation(wanted.unwrap_or_default()));
+        };
         let parts = self.generations.of(&view)?;
         Ok(Serving { service: self, view, parts })
     }
 
-    /// Takes the generation that answers now, if somebody has asked for it before: making what it
-    /// needs may take long.
-    pub(crate) fn serving_known(&self) -> Option<Serving<'_>> {
-        let view = self.snapshot().shared_view();
+    /// Takes the generation that is wanted, or the one that answers now, if somebody has asked for
+    /// it before: making what it needs may take long.
+    pub(crate) fn serving_known(&self, wanted: Option<&str>) -> Option<Serving<'_>> {
+        let view = self.view_of(wanted)?;
         let parts = self.generations.known(&view)?;
         Some(Serving { service: self, view, parts })
+    }
+
+    fn view_of(&self, wanted: Option<&str>) -> Option<View<'static>> {
+        if let Some(gateway) = &self.gateway {
+            let view = gateway.view();
+            return wanted.is_none_or(|wanted| **view.identity() == *wanted).then_some(view);
+        }
+        match wanted {
+            None => Some(self.snapshot().shared_view()),
+            Some(identity) => self.answering.view_of(identity),
+        }
     }
 
     /// Answers from a delta from now on.

@@ -130,7 +130,7 @@ impl Hosted {
     ) -> Result<Self> {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
-        let service = Arc::new(server::service(options, snapshot, None, stopping)?);
+        let service = Arc::new(server::service(options, snapshot, None, stopping, None)?);
         let follower = Mutex::new(FollowThread::start(following, &service)?);
         service.begin();
         Ok(Self { service, follower, stop_ms_max: options.limits.stop_ms_max, _stop: stop })
@@ -155,7 +155,7 @@ impl Hosted {
         requests: Vec<HostedRequest>,
     ) -> Vec<std::result::Result<HostedAnswer, Refused>> {
         let service = &*self.service;
-        let serving = match guarded(service, || Ok(service.serving()?)) {
+        let serving = match guarded(service, || service.serving(None)) {
             Ok(serving) => serving,
             Err(refusal) => return requests.iter().map(|_| Err(refusal.clone().into())).collect(),
         };
@@ -212,6 +212,7 @@ fn decoded(request: HostedRequest) -> Result<Request> {
         tensors,
         outputs,
         takes_all,
+        is_ragged: false,
         is_binary: true,
         raw_bytes,
         // It is not encoded: the caller takes the tensors.

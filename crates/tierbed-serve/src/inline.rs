@@ -69,6 +69,7 @@ impl Times {
             infer_us: found_us.saturating_sub(prepared_us),
             output_us: serving.clock.now_us().saturating_sub(found_us),
             sample_count,
+            default_rows: 0,
         };
         Made { body, held, phases }
     }
@@ -89,8 +90,8 @@ pub(crate) fn answer<'a, P: Checked>(
     held: Held,
     prepare: &impl Fn(&Serving<'_>, Held) -> Result<P, Refusal>,
 ) -> Tried<'a, P> {
-    let Ask { deadline_us, priority, steps, .. } = *ask;
-    let Some(serving) = service.serving_known() else { return Tried::Left(Stage::Received(held)) };
+    let Ask { deadline_us, priority, generation, steps, .. } = *ask;
+    let Some(serving) = service.serving_known(generation) else { return Tried::Left(Stage::Received(held)) };
     // Index pages of open vocabularies are rows too: not all of them are in memory.
     if !serving.parts.ids.is_empty() || !P::may_be_quick(&serving) {
         return Tried::Left(Stage::Received(held));

@@ -28,6 +28,9 @@ use crate::spans::Steps;
 pub(crate) const HEADER_LENGTH: HeaderName =
     HeaderName::from_static("inference-header-content-length");
 
+/// The header that counts rows whose shard did not answer, for which initial values stand.
+pub(crate) const DEFAULT_ROWS: HeaderName = HeaderName::from_static("tierbed-default-rows");
+
 /// Makes the answer of looked up queries, or of scores.
 pub(crate) type Encode<T = Vec<Query>> = Box<dyn FnOnce(T) -> Result<Body, Refusal> + Send>;
 
@@ -190,6 +193,10 @@ pub(crate) struct Job {
     pub(crate) route: &'static str,
     pub(crate) queued_us: u64,
     pub(crate) body_bytes: u64,
+    /// When it must be answered, in microseconds of the server's clock.
+    pub(crate) deadline_us: u64,
+    /// The generation that it wants; `None`: the newest.
+    pub(crate) generation: Option<Arc<str>>,
     pub(crate) work: Work,
     pub(crate) steps: Steps,
     pub(crate) done: Done,
@@ -280,6 +287,7 @@ impl IntoResponse for Made {
     fn into_response(self) -> Response {
         let mut response = Response::default();
         self.body.tell(response.headers_mut());
+        self.phases.tell(response.headers_mut());
         *response.body_mut() = self.body.bytes.into();
         response.extensions_mut().insert(Arc::new(self.held));
         response
@@ -294,4 +302,15 @@ pub(crate) struct Phases {
     pub(crate) infer_us: u64,
     pub(crate) output_us: u64,
     pub(crate) sample_count: u64,
+    /// Rows whose shard did not answer, for which initial values stand.
+    pub(crate) default_rows: u64,
+}
+
+impl Phases {
+    /// Writes what the head of an answer says of rows that are not those asked for.
+    pub(crate) fn tell(&self, headers: &mut HeaderMap) {
+        if self.default_rows > 0 {
+            headers.insert(DEFAULT_ROWS, HeaderValue::from(self.default_rows));
+        }
+    }
 }

@@ -6,9 +6,10 @@
 //! bits it would get alone.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tierbed_core::{Bags, Result};
-use tierbed_snapshot::{LookupStats, Pooling};
+use tierbed_snapshot::{Ask, LookupStats, Pooling};
 
 use crate::plans::{Asked, Plan};
 use crate::query::{look_up, Query, Source};
@@ -92,24 +93,62 @@ impl Group<'_> {
     /// # Errors
     /// Those of [`Query::look_up`], of any of them.
     pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<LookupStats> {
+        let (plan, joint) = self.join(source)?;
+        let bags = joint.bags(&plan)?;
+        let mut out = vec![0.0; plan.layout.output_len(&bags)];
+        let stats = look_up(source, &plan, &bags, &mut out)?;
+        self.hand_out(&plan, &out);
+        Ok(stats)
+    }
+
+    fn join(&self, source: Source<'_>) -> Result<(Arc<Plan>, Joint)> {
         let plan = source.plans.get(source.snapshot, source.features, &self.asked)?;
         let mut joint = Joint::default();
         for asked in &self.asked {
             self.members.iter().for_each(|member| joint.append(member.query, *asked));
         }
-        let weights = joint.weights.as_deref();
-        let bags = Bags::new(&joint.indices, &joint.offsets, weights, plan.asked.len())?;
-        let mut out = vec![0.0; plan.layout.output_len(&bags)];
-        let stats = look_up(source, &plan, &bags, &mut out)?;
-        let mut rest = &out[..];
+        Ok((plan, joint))
+    }
+
+    /// Gives each query its own of a joint answer.
+    fn hand_out(&mut self, plan: &Plan, out: &[f32]) {
+        let mut rest = out;
         for Member { query, .. } in &mut self.members {
             let (own, after) = rest.split_at(query.row_count() * plan.layout.output_dim());
-            copy(own, &plan, query);
+            copy(own, plan, query);
             rest = after;
         }
         assert!(rest.is_empty(), "{} elements of a joint answer have no request", rest.len());
-        Ok(stats)
     }
+}
+
+/// Looks all groups up by one question to who has the rows.
+///
+/// # Errors
+/// Those of [`Elsewhere::lookup`](tierbed_snapshot::Elsewhere::lookup), of any of them.
+///
+/// # Panics
+/// When the rows are here.
+pub(crate) fn look_up_elsewhere(
+    source: Source<'_>,
+    groups: &mut [Group<'_>],
+) -> Result<LookupStats> {
+    let Some(rows) = source.snapshot.rows_elsewhere() else { panic!("the rows are here") };
+    let joined = groups.iter().map(|group| group.join(source)).collect::<Result<Vec<_>>>()?;
+    let mut outs = Vec::with_capacity(joined.len());
+    for (plan, joint) in &joined {
+        outs.push(vec![0.0; plan.layout.output_len(&joint.bags(plan)?)]);
+    }
+    let mut asks = Vec::with_capacity(joined.len());
+    for ((plan, joint), out) in joined.iter().zip(&mut outs) {
+        asks.push(Ask { plan: &plan.layout, bags: joint.bags(plan)?, out });
+    }
+    let stats = rows.lookup(source.snapshot.schema(), &mut asks)?;
+    drop(asks);
+    for ((group, (plan, _)), out) in groups.iter_mut().zip(&joined).zip(&outs) {
+        group.hand_out(plan, out);
+    }
+    Ok(stats)
 }
 
 /// Rows of several queries behind each other, and where they came from.
@@ -158,6 +197,10 @@ impl Default for Joint {
 }
 
 impl Joint {
+    fn bags(&self, plan: &Plan) -> Result<Bags<'_>> {
+        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), plan.asked.len())
+    }
+
     /// Appends the bags of one feature of a query; empty ones where it does not ask for it.
     fn append(&mut self, query: &Query, asked: Asked) {
         let (bags, before) = (query.bags(), self.indices.len());

@@ -31,6 +31,7 @@ mod following;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../tools/fuzz/entries/serve.rs"]
 pub mod fuzz;
+mod gateway;
 mod generation;
 mod grpc;
 mod handshake;
@@ -55,6 +56,7 @@ mod query;
 mod routes;
 mod sending;
 mod server;
+mod shard_tag;
 mod spans;
 mod stamp;
 mod tensors;
@@ -65,6 +67,7 @@ mod wire;
 
 pub use features::ServedFeature;
 pub use follow::{Follow, Following, Opener};
+pub use gateway::{GatewayOptions, MissingShard, RowType, ShardAccess};
 pub use hosted::{Hosted, HostedAnswer, HostedInput, HostedOutput, HostedRequest, Refused};
 pub use log::{LogLevel, LogOptions, LogTarget};
 pub use oip::config::Tensor as ServedTensor;

@@ -131,7 +131,7 @@ fn columns(
         columns.push(Column { asked, values: Ids::Copied(values), offsets, weights });
         names.push(name);
     }
-    check_columns(source, &columns)?;
+    check_columns(source, &columns, false)?;
     Ok((columns, names))
 }
 

@@ -28,9 +28,11 @@ use self::process::ProcessCollector;
 use self::snapshot::SnapshotCollector;
 use crate::admin::answers::Answers;
 use crate::admission::Found;
+use crate::answer::LOST_SHARD;
 use crate::answering::Answering;
 use crate::body::Buffers;
 use crate::executor::Executor;
+use crate::gateway::{Gateway, GatewayCollector};
 use crate::spans::Spans;
 
 /// The status of a request whose client left before the answer.
@@ -39,7 +41,8 @@ pub(crate) const LEFT: u16 = 499;
 const BUSY: u16 = 503;
 
 /// What there may be no room or time for.
-const REASONS: [&str; 8] = [
+const REASONS: [&str; 9] = [
+    LOST_SHARD,
     "places",
     "predicted_wait",
     "deadline",
@@ -152,6 +155,7 @@ pub(crate) struct Served<'a> {
     /// Lines that found no room.
     pub(crate) log_dropped: Counter,
     pub(crate) spans: &'a Spans,
+    pub(crate) gateway: Option<&'a Arc<Gateway>>,
 }
 
 fn latency() -> Histogram {
@@ -198,6 +202,9 @@ impl Metrics {
         let help = "Lines of the log that nobody took in time";
         registry.register("log_lines_dropped", help, served.log_dropped);
         served.spans.register(registry);
+        if let Some(gateway) = served.gateway {
+            registry.register_collector(Box::new(GatewayCollector(Arc::clone(gateway))));
+        }
         registry.register_collector(Box::new(SnapshotCollector::new(answering, name)));
         registry.register_collector(Box::new(RoomCollector {
             places,

@@ -31,6 +31,9 @@ pub struct ServeOptions {
     pub requires_auth: bool,
     /// The folder of deltas to follow; none without.
     pub deltas: Option<PathBuf>,
+    /// How long a generation before the newest answers who asks for it, after the last who did, in
+    /// milliseconds; 0: no longer. `None`: 5 s for a shard, else 0.
+    pub generation_grace_ms: Option<u64>,
     /// Threads that move bytes.
     pub worker_threads: usize,
     /// Threads that look up and predict.
@@ -110,6 +113,7 @@ impl Default for ServeOptions {
             tls: None,
             requires_auth: false,
             deltas: None,
+            generation_grace_ms: None,
             worker_threads: cores.min(2),
             lookup_threads: cores.min(16),
             limits: Limits::default(),

@@ -26,6 +26,7 @@ use crate::answering::Answering;
 use crate::body::Buffers;
 use crate::executor::Executor;
 use crate::faults::Faults;
+use crate::gateway::Gateway;
 use crate::generation::Generations;
 use crate::log::{Log, Told};
 use crate::metrics::{Metrics, LEFT};
@@ -43,6 +44,8 @@ pub(crate) struct Service {
     /// Tells servers of one process apart.
     pub(crate) number: u64,
     pub(crate) answering: Arc<Answering>,
+    /// Who has the rows, where this server has none of its own.
+    pub(crate) gateway: Option<Arc<Gateway>>,
     pub(crate) snapshot_name: String,
     pub(crate) identity: String,
     pub(crate) generations: Generations,

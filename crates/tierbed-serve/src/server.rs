@@ -21,6 +21,7 @@ use crate::executor::Executor;
 use crate::faults::Faults;
 use crate::follow::{FollowThread, Following};
 use crate::following;
+use crate::gateway::{Gateway, GatewayOptions, GatewayThread, Opened};
 use crate::generation::Generations;
 use crate::grpc::{self, Health};
 use crate::listen::{bind, connections_allowed, Door};
@@ -37,6 +38,9 @@ use crate::tokens::Tokens;
 
 /// Longest time that stopping waits for a collector to take the last spans.
 const SPANS_TIME: Duration = Duration::from_secs(5);
+
+/// How long a shard answers from a generation before the newest, where nothing else is said.
+const GRACE_MS: u64 = 5_000;
 
 /// Servers that this process has started.
 static STARTED: AtomicU64 = AtomicU64::new(0);
@@ -60,7 +64,50 @@ pub struct Server {
 struct Running {
     service: Arc<Service>,
     runtime: Runtime,
-    follower: Option<FollowThread>,
+    follower: Option<Thread>,
+}
+
+/// What a server moves with.
+#[derive(Debug)]
+enum Moving {
+    Nothing,
+    Channel(Box<Following>),
+    Shards(Opened),
+}
+
+impl Moving {
+    fn gateway(&self) -> Option<Arc<Gateway>> {
+        match self {
+            Self::Shards(opened) => Some(Arc::clone(&opened.gateway)),
+            Self::Nothing | Self::Channel(_) => None,
+        }
+    }
+}
+
+/// The thread that looks whether to move.
+#[derive(Debug)]
+enum Thread {
+    Channel(FollowThread),
+    Shards(GatewayThread),
+}
+
+impl Thread {
+    fn start(moving: Moving, service: &Arc<Service>) -> Result<Option<Self>> {
+        Ok(match moving {
+            Moving::Nothing => None,
+            Moving::Channel(following) => {
+                FollowThread::start(Some(*following), service)?.map(Self::Channel)
+            }
+            Moving::Shards(opened) => Some(Self::Shards(GatewayThread::start(opened, service)?)),
+        })
+    }
+
+    fn stop(&self, time: Duration) {
+        match self {
+            Self::Channel(thread) => thread.stop(time),
+            Self::Shards(thread) => thread.stop(time),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -90,7 +137,30 @@ impl Server {
         snapshot: Arc<Snapshot>,
         predictor: Option<Arc<dyn Predictor>>,
     ) -> Result<Self> {
-        Self::begin(options, snapshot, predictor, None)
+        Self::begin(options, snapshot, predictor, Moving::Nothing)
+    }
+
+    /// As [`start`](Self::start), without rows of its own: it asks the servers of shards for them.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start); `Invalid` for a map or members that do not fit, and where deltas
+    /// are to be followed; `Closed` naming shards of which no server answers in time.
+    pub fn route(
+        options: &ServeOptions,
+        gateway: &GatewayOptions,
+        predictor: Option<Arc<dyn Predictor>>,
+    ) -> Result<Self> {
+        if options.deltas.is_some() {
+            return Err(Error::invalid("a gateway has no rows that deltas could change")
+                .with("remedy", "let the shards follow deltas, and leave out deltas here"));
+        }
+        options.check()?;
+        let time_max = Duration::from_millis(options.limits.request_ms_max);
+        let opened = Gateway::open(gateway, &options.clock, time_max)?;
+        let name = options.snapshot_name.clone().unwrap_or_else(|| gateway.name());
+        let options = ServeOptions { snapshot_name: Some(name), ..options.clone() };
+        let head = opened.gateway.head();
+        Self::begin(&options, head, predictor, Moving::Shards(opened))
     }
 
     /// As [`start`](Self::start); answers from the version that a channel is at, and follows it.
@@ -109,18 +179,19 @@ impl Server {
         let snapshot = Arc::clone(following.snapshot());
         let name = options.snapshot_name.clone().unwrap_or_else(|| following.name());
         let options = ServeOptions { snapshot_name: Some(name), ..options.clone() };
-        Self::begin(&options, snapshot, predictor, Some(following))
+        Self::begin(&options, snapshot, predictor, Moving::Channel(Box::new(following)))
     }
 
     fn begin(
         options: &ServeOptions,
         snapshot: Arc<Snapshot>,
         predictor: Option<Arc<dyn Predictor>>,
-        following: Option<Following>,
+        moving: Moving,
     ) -> Result<Self> {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
-        let service = Arc::new(service(options, snapshot, predictor, stopping)?);
+        let gateway = moving.gateway();
+        let service = Arc::new(service(options, snapshot, predictor, stopping, gateway)?);
         let runtime = runtime(options.worker_threads)?;
         let admin = options.admin_address.as_deref();
         let admin = admin.map(|address| admin::open(&runtime, &service, address)).transpose()?;
@@ -149,7 +220,7 @@ impl Server {
             (door.beside(callee(router, Protocol::Grpc)), listener, health)
         });
         following::begin(&runtime, &service, deltas);
-        let follower = FollowThread::start(following, &service)?;
+        let follower = Thread::start(moving, &service)?;
         let draining = service.draining.subscribe();
         service.begin();
         runtime.spawn(async move {
@@ -216,8 +287,8 @@ impl Server {
     pub fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
         let service = match &*lock(&self.running) {
             Some(Running { follower: Some(_), .. }) => {
-                return Err(Error::invalid("the server follows a channel")
-                    .with("remedy", "push the delta to the channel"));
+                return Err(Error::invalid("the server follows a channel, or shards")
+                    .with("remedy", "push the delta to the channel, or to those of the shards"));
             }
             Some(Running { service, .. }) => Arc::clone(service),
             None => return Err(Error::new(ErrorKind::Closed, "the server has stopped")),
@@ -303,6 +374,7 @@ pub(crate) fn service(
     snapshot: Arc<Snapshot>,
     predictor: Option<Arc<dyn Predictor>>,
     stopping: watch::Receiver<bool>,
+    gateway: Option<Arc<Gateway>>,
 ) -> Result<Service> {
     let folder_name = || {
         let name = snapshot.folder().path().and_then(|path| path.file_name());
@@ -322,8 +394,14 @@ pub(crate) fn service(
     };
     let executor = Arc::new(Executor::new(clock, rule));
     let generations = Generations::new(options.features.clone(), predictor);
-    let newest = generations.of(&snapshot.view())?;
+    let newest = match &gateway {
+        Some(gateway) => generations.of(&gateway.view())?,
+        None => generations.of(&snapshot.view())?,
+    };
     let answering = Arc::new(Answering::new(snapshot, clock));
+    let is_shard = newest.shard.is_some() && gateway.is_none();
+    let grace_ms = options.generation_grace_ms.unwrap_or(if is_shard { GRACE_MS } else { 0 });
+    answering.keep_former(grace_ms.saturating_mul(1_000));
     answering.committed(newest.committed_at_ms);
     let served = Served {
         answering: Arc::clone(&answering),
@@ -334,6 +412,7 @@ pub(crate) fn service(
         executor: Arc::clone(&executor),
         log_dropped: log.dropped(),
         spans: &spans,
+        gateway: gateway.as_ref(),
     };
     Ok(Service {
         number: STARTED.fetch_add(1, Ordering::Relaxed),
@@ -359,6 +438,7 @@ pub(crate) fn service(
         buffers,
         executor,
         answering,
+        gateway,
     })
 }
 

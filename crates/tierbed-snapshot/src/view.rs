@@ -17,7 +17,7 @@ use tierbed_kernels::FeatureLayout;
 use crate::elsewhere::{Ask, Elsewhere};
 use crate::layers::{Layers, LayersLease};
 use crate::lookup::{Begun, LookupStats};
-use crate::manifest::Manifest;
+use crate::manifest::{AttachmentInfo, Manifest};
 use crate::published_ids::PublishedIds;
 use crate::snapshot::Snapshot;
 
@@ -191,6 +191,12 @@ impl View<'_> {
     #[must_use]
     pub fn attachment_names(&self) -> Vec<String> {
         self.manifest().attachments.iter().map(|attachment| attachment.name.clone()).collect()
+    }
+
+    /// Returns the attachments, in name order.
+    #[must_use]
+    pub fn attachments(&self) -> &[AttachmentInfo] {
+        &self.manifest().attachments
     }
 
     /// Reads attachment `name`; `None` when there is none of that name. A delta brings all of them.

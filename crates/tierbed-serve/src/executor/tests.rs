@@ -13,7 +13,8 @@ fn job(route: &'static str, body_bytes: u64, work: Work) -> (Job, Answer) {
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
     let (answer, made) = oneshot::channel();
     let (steps, done) = (Steps::default(), Done { place, answer });
-    (Job { route, queued_us: 0, body_bytes, work, steps, done }, made)
+    let (deadline_us, generation) = (u64::MAX, None);
+    (Job { route, queued_us: 0, body_bytes, deadline_us, generation, work, steps, done }, made)
 }
 
 fn lookup(route: &'static str, body_bytes: u64) -> (Job, Answer) {

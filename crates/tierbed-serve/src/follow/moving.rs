@@ -93,6 +93,7 @@ impl Service {
                 Err(other) => Err(error.with("cache_not_grown", other)),
             };
         }
+        self.answering.keep_former_of(&next);
         self.warm(&next, &before);
         let made = walk.end();
         self.generations.put(Arc::clone(&made));

@@ -82,8 +82,8 @@ async fn inferred(
 }
 
 /// The only message of a call.
-struct OnlyMessage {
-    message: Bytes,
+pub(super) struct OnlyMessage {
+    pub(super) message: Bytes,
     held: Held,
     /// The coding of the answer: that of the question, where the client reads it.
     told_as: Option<Coding>,
@@ -94,7 +94,7 @@ struct OnlyMessage {
 /// # Errors
 /// 415 for an unknown coding, 400 for another number of messages; those of [`received`] and of
 /// [`Framed::plain`].
-async fn only_message(
+pub(super) async fn only_message(
     service: &Service,
     arriving: Arriving<'_, impl Coming>,
     body_bytes: &mut u64,
@@ -170,7 +170,18 @@ pub(super) async fn made(
     let hurry = addressed.hurry()?;
     let pack = told_as.map(Pack::Message);
     let steps = &origin.steps;
-    let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack, steps };
+    let generation = addressed.generation()?;
+    let asked = Asked {
+        route,
+        kind,
+        start_us,
+        deadline,
+        hurry,
+        generation,
+        body_bytes,
+        pack,
+        steps,
+    };
     let made = infer::answer(service, asked, Encoded::Message(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
@@ -182,6 +193,7 @@ fn told_whole(made: Made, told_as: Option<Coding>) -> Response {
     if let Some(coding) = told_as {
         response.headers_mut().insert(ENCODING, HeaderValue::from_static(coding.name()));
     }
+    made.phases.tell(response.headers_mut());
     response.extensions_mut().insert(Arc::new(made.held));
     response
 }

@@ -27,6 +27,11 @@ const RAW_INPUT_CONTENTS: u32 = 7;
 /// The field `raw_output_contents` of an answer.
 const RAW_OUTPUT_CONTENTS: u32 = 6;
 
+/// The parameter by which a client names the generation that shall answer.
+pub(crate) const GENERATION: &str = "generation";
+/// The parameter that allows features to have different numbers of samples.
+pub(crate) const RAGGED: &str = "ragged";
+
 type Parameters = std::collections::HashMap<String, InferParameter>;
 
 /// What is needed of a request before it waits: all but its tensors, which are passed over.
@@ -49,6 +54,18 @@ impl Addressed {
     /// `Invalid` for a timeout or a priority that is no integer, or below 0.
     pub(crate) fn hurry(&self) -> Result<Hurry> {
         Ok(Hurry::new(self.integer("timeout")?, self.integer("priority")?))
+    }
+
+    /// Returns the generation that the client wants, where it names one.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is no string.
+    pub(crate) fn generation(&self) -> Result<Option<&str>> {
+        let Some(found) = self.parameters.get(GENERATION) else { return Ok(None) };
+        match &found.parameter_choice {
+            Some(ParameterChoice::StringParam(word)) => Ok(Some(word)),
+            _ => Err(Error::invalid("parameter must be a string").with("parameter", GENERATION)),
+        }
     }
 
     fn integer(&self, name: &str) -> Result<Option<u64>> {
@@ -96,6 +113,7 @@ pub(crate) fn request(message: Bytes) -> Result<Request> {
         tensors,
         outputs,
         takes_all: false,
+        is_ragged: is_true(&parameters, RAGGED)?,
         is_binary: true,
         raw_bytes,
         form: Form::Message,
@@ -156,6 +174,15 @@ fn named(output: InferRequestedOutputTensor) -> Result<Named> {
         return Err(unsupported(&name));
     }
     Ok(Named { name, is_binary: true })
+}
+
+/// Tells whether a parameter is there and true.
+fn is_true(parameters: &Parameters, name: &'static str) -> Result<bool> {
+    match parameters.get(name).map(|parameter| &parameter.parameter_choice) {
+        None => Ok(false),
+        Some(Some(ParameterChoice::BoolParam(is_true))) => Ok(*is_true),
+        Some(_) => Err(Error::invalid("parameter must be true or false").with("parameter", name)),
+    }
 }
 
 /// Takes a parameter that is a word.

@@ -19,6 +19,7 @@ mod messages;
 mod outgoing;
 pub(crate) mod reply;
 pub(crate) mod status;
+mod shards;
 mod stream;
 
 use std::sync::Arc;
@@ -43,6 +44,12 @@ pub(crate) mod pb {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));
 }
 
+/// The messages of `proto/shard.proto`.
+#[allow(clippy::all, dead_code, missing_docs, unreachable_pub, reason = "generated")]
+pub(crate) mod shard_pb {
+    include!(concat!(env!("OUT_DIR"), "/tierbed.shard.v1.rs"));
+}
+
 /// What reflection tells of the protocol.
 const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));
 
@@ -51,6 +58,8 @@ const INFERENCE: &str = "/inference.GRPCInferenceService";
 pub(crate) const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// A request of a call of many; the call itself counts as one of the service.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// What gateways ask besides lookups.
+pub(crate) const SHARDS: &str = "/tierbed.shard.v1.Shards";
 const HEALTH: &str = "/grpc.health.v1.Health";
 const REFLECTION: &str = "/grpc.reflection";
 /// How a call's messages are coded.
@@ -72,6 +81,7 @@ pub(crate) fn router(service: &Arc<Service>, health: &Health) -> Router {
     Router::new()
         .route(STREAM, post(stream::answer))
         .route(&format!("{INFERENCE}/{{method}}"), post(call::answer))
+        .route(&format!("{SHARDS}/{{method}}"), post(shards::answer))
         .with_state(Arc::clone(service))
         .route_service(&format!("{HEALTH}/{{method}}"), health.server())
         .route_service("/grpc.reflection.v1.ServerReflection/{method}", v1)
@@ -89,7 +99,7 @@ fn route_name(path: &str) -> &'static str {
     if path == INFER {
         return INFER;
     }
-    let known = [INFERENCE, HEALTH, REFLECTION];
+    let known = [INFERENCE, SHARDS, HEALTH, REFLECTION];
     known.into_iter().find(|route| path.starts_with(route)).unwrap_or("other")
 }
 

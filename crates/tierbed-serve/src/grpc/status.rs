@@ -6,7 +6,7 @@ use axum::response::Response;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
-use crate::answer::Refusal;
+use crate::answer::{Refusal, LOST_SHARD};
 
 /// Most characters of a message: it is sent as a header, and clients take few bytes of these.
 const MESSAGE_CHARS_MAX: usize = 1_000;
@@ -17,6 +17,7 @@ const RETRY_AFTER_MS: &str = "1000";
 pub(crate) fn code(refusal: &Refusal) -> Code {
     match (refusal.status(), refusal.reason(), refusal.kind()) {
         (StatusCode::NOT_FOUND, ..) => Code::NotFound,
+        (StatusCode::PRECONDITION_FAILED, ..) => Code::FailedPrecondition,
         (StatusCode::UNAUTHORIZED, ..) => Code::Unauthenticated,
         (StatusCode::FORBIDDEN, ..) => Code::PermissionDenied,
         (StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT, ..) => Code::DeadlineExceeded,
@@ -24,7 +25,7 @@ pub(crate) fn code(refusal: &Refusal) -> Code {
         (StatusCode::NOT_IMPLEMENTED | StatusCode::UNSUPPORTED_MEDIA_TYPE, ..) => {
             Code::Unimplemented
         }
-        (StatusCode::SERVICE_UNAVAILABLE, Some("stopping") | None, _) => Code::Unavailable,
+        (StatusCode::SERVICE_UNAVAILABLE, Some("stopping" | LOST_SHARD) | None, _) => Code::Unavailable,
         // Of clients that were told "unavailable" many would ask again at once.
         (StatusCode::SERVICE_UNAVAILABLE, ..) => Code::ResourceExhausted,
         (StatusCode::INTERNAL_SERVER_ERROR, _, "corruption") => Code::DataLoss,

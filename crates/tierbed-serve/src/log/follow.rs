@@ -17,6 +17,16 @@ impl Log {
         });
     }
 
+    /// Tells that a gateway answers from another generation of its shards.
+    pub(crate) fn generation_served(&self, publish: u64, delta: u64) {
+        self.write(|| tracing::info!(event = "generation_served", publish, delta));
+    }
+
+    /// Tells why a gateway stays where it is.
+    pub(crate) fn shards_not_followed(&self, message: &str) {
+        self.write(|| tracing::error!(event = "shards_not_followed", message));
+    }
+
     /// Tells that a new snapshot answers with less in its cache than it might.
     pub(crate) fn not_warmed(&self, error: &Error) {
         self.write(|| tracing::warn!(event = "not_warmed", message = %error));

@@ -36,6 +36,7 @@ struct Parameters {
     /// Microseconds.
     timeout: Option<u64>,
     priority: Option<u64>,
+    generation: Option<String>,
     binary_data_output: Option<bool>,
 }
 
@@ -113,19 +114,19 @@ impl Parts {
         }
     }
 
-    /// Returns the request's own time and priority, and names it, where the JSON is not too large
-    /// to be searched for these.
-    pub(crate) fn search(&self, origin: &Origin) -> Hurry {
+    /// Returns the request's own time and priority, and the generation that it wants, and names it,
+    /// where the JSON is not too large to be searched for these.
+    pub(crate) fn search(&self, origin: &Origin) -> (Hurry, Option<String>) {
         #[derive(Default, Deserialize)]
         struct Found {
             id: Option<String>,
             parameters: Option<Parameters>,
         }
-        let words: [&[u8]; 3] = [b"id", b"timeout", b"priority"];
+        let words: [&[u8]; 4] = [b"id", b"timeout", b"priority", b"generation"];
         let mut quoted = self.json.split(|byte| *byte == b'"');
         let is_searched = self.json.len() <= SEARCHED_BYTES_MAX;
         if !is_searched || !quoted.any(|found| words.contains(&found)) {
-            return Hurry::default();
+            return (Hurry::default(), None);
         }
         // What is no JSON is refused where it is decoded.
         let Found { id, parameters } = serde_json::from_slice(&self.json).unwrap_or_default();
@@ -133,7 +134,7 @@ impl Parts {
             origin.name(&id);
         }
         let parameters = parameters.unwrap_or_default();
-        Hurry::new(parameters.timeout, parameters.priority)
+        (Hurry::new(parameters.timeout, parameters.priority), parameters.generation)
     }
 
     /// Decodes the request.
@@ -161,6 +162,7 @@ impl Parts {
             tensors: inputs::read(inputs, self.binary.clone())?,
             outputs,
             takes_all: false,
+            is_ragged: false,
             is_binary,
             raw_bytes: self.binary.len(),
             form: Form::Json,

@@ -63,11 +63,22 @@ pub(crate) async fn inferred(
         let Received { bytes, held } = received(service, arriving).await?;
         *body_bytes = bytes.len() as u64;
         let parts = Parts::cut(headers, &bytes)?;
-        let hurry = parts.search(origin);
+        let (hurry, generation) = parts.search(origin);
+        let generation = generation.as_deref();
         drop(bytes);
         let body_bytes = *body_bytes;
         let (route, steps) = (INFER, &origin.steps);
-        let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack, steps };
+        let asked = Asked {
+            route,
+            kind,
+            start_us,
+            deadline,
+            hurry,
+            generation,
+            body_bytes,
+            pack,
+            steps,
+        };
         answer(service, asked, Encoded::Json(parts), held).await
     };
     let made = made.await;
@@ -85,6 +96,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) deadline: Deadline,
     /// What the client wants, from the request's start.
     pub(crate) hurry: Hurry,
+    /// The generation that it wants; `None`: the newest.
+    pub(crate) generation: Option<&'a str>,
     pub(crate) body_bytes: u64,
     pub(crate) pack: Option<Pack>,
     pub(crate) steps: &'a Steps,
@@ -102,11 +115,12 @@ pub(crate) async fn answer(
     held: Held,
 ) -> Result<Made, Refusal> {
     let Asked { route, kind, start_us, deadline: Deadline(latest_us), .. } = asked;
-    let Asked { hurry: Hurry { timeout_us, priority }, body_bytes, pack, steps, .. } = asked;
+    let Asked { hurry: Hurry { timeout_us, priority }, body_bytes, generation, pack, steps, .. } =
+        asked;
     steps.of_model(service.models.name(kind));
     let own_us = timeout_us.map_or(latest_us, |us| start_us.saturating_add(us));
     let deadline_us = own_us.min(latest_us);
-    let ask = Ask { route, deadline_us, priority, body_bytes, pack, steps };
+    let ask = Ask { route, deadline_us, priority, body_bytes, generation, pack, steps };
     let answering = async move {
         if kind == Kind::Predictions && service.generations.predicts() {
             let prepare = move |serving: &Serving<'_>, held: Held| {

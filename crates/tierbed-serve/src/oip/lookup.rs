@@ -9,7 +9,7 @@ use super::config::POOLED;
 use super::model::Kind;
 use super::outputs::{body, Dtype, Origin, Output, Outputs};
 use super::request::{Encoded, Named, Request};
-use super::rows::Given;
+use super::rows::{Given, Joining};
 use crate::answer::Refusal;
 use crate::body::Held;
 use crate::columns::{check_answer, find};
@@ -104,7 +104,7 @@ pub(crate) fn resolve(
 ) -> std::result::Result<Resolved, Refusal> {
     let (source, limits) = (service.source(), &service.limits);
     let Request { id, pooling, output_dtype, tensors, outputs, takes_all, .. } = request;
-    let Request { is_binary, raw_bytes, form, .. } = request;
+    let Request { is_binary, is_ragged, raw_bytes, form, .. } = request;
     let given = Given::read(source, tensors, limits)?;
     let sample_count = given.sample_count() as u64;
     let pooling = pooling.as_deref().map(parse_pooling).transpose()?;
@@ -118,11 +118,16 @@ pub(crate) fn resolve(
         true => every(source, &all, is_binary),
         false => wanted(source, &all, outputs, is_binary)?,
     };
+    if is_ragged && wanted.iter().any(|wanted| wanted.feature.is_none()) {
+        return Err(Error::invalid("ragged features do not lie side by side")
+            .with("remedy", "name the outputs that you want, feature by feature")
+            .into());
+    }
     let is_needed = |asked: &&Asked| {
         wanted.iter().any(|wanted| wanted.feature.is_none_or(|feature| feature == asked.feature))
     };
     let needed: Vec<Asked> = all.iter().filter(is_needed).copied().collect();
-    let joined = given.join(source, &needed, limits)?;
+    let joined = given.join(source, &needed, Joining { limits, is_ragged })?;
     let queries = joined.queries;
     let outputs = wanted.into_iter().map(|Wanted { name, feature, is_binary }| {
         let place = needed.iter().zip(&joined.places);

@@ -21,6 +21,8 @@ pub(crate) struct Request {
     pub(crate) outputs: Vec<Named>,
     /// All is asked for that the inputs give, whatever is named.
     pub(crate) takes_all: bool,
+    /// Features may have different numbers of samples.
+    pub(crate) is_ragged: bool,
     /// Outputs that are not named are answered as binary data.
     pub(crate) is_binary: bool,
     /// Bytes of the body that tensors may lie in.

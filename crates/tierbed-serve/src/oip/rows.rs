@@ -48,6 +48,14 @@ pub(super) struct FeatureBags {
     bags: Bags,
 }
 
+/// What given bags are joined by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Joining<'a> {
+    pub(super) limits: &'a Limits,
+    /// Features may have different numbers of samples.
+    pub(super) is_ragged: bool,
+}
+
 impl Given {
     /// Reads the inputs of a request to `source`.
     ///
@@ -115,8 +123,9 @@ impl Given {
         self,
         source: Source<'_>,
         asked: &[Asked],
-        limits: &Limits,
+        joining: Joining<'_>,
     ) -> Result<Joined> {
+        let Joining { limits, is_ragged } = joining;
         let columns = match self {
             Self::All(AllBags { bags, feature_count }) => {
                 let is_whole = asked.len() == feature_count
@@ -143,7 +152,7 @@ impl Given {
                 columns
             }
         };
-        check_columns(source, &columns)?;
+        check_columns(source, &columns, is_ragged)?;
         let bag_count = columns.iter().map(|column| column.offsets.len() - 1).sum();
         let index_count = columns.iter().map(|column| column.values.len()).sum();
         check_counts(index_count, bag_count, limits)?;

@@ -11,6 +11,7 @@ use tierbed_core::Result;
 use super::{Prepared, Samples, Scores};
 use crate::answer::Refusal;
 use crate::batch::guarded;
+use crate::gateway::calling::counted;
 use crate::generation::Serving;
 use crate::job::{Done, Made, Phases};
 use crate::joint::{look_up_rows, Rows, WORDS_MAX};
@@ -39,7 +40,7 @@ pub(crate) fn run(serving: &Serving<'_>, begun: Vec<Begun>) {
     serving.metrics.batch_requests.observe(begun.len() as f64);
     let start_us = serving.clock.now_us();
     begun.iter().for_each(|one| one.steps.looks_up(start_us, begun.len()));
-    let scored = score_all(serving, &begun);
+    let (scored, default_rows) = counted(|| score_all(serving, &begun));
     let end_us = serving.clock.now_us();
     let infer_us = end_us.saturating_sub(start_us);
     for (Begun { done, mut phases, steps, prepared }, scores) in begun.into_iter().zip(scored) {
@@ -49,6 +50,8 @@ pub(crate) fn run(serving: &Serving<'_>, begun: Vec<Begun>) {
         let body = scores.and_then(|scores| guarded(serving, || encode(scores)));
         phases.output_us = serving.clock.now_us().saturating_sub(start_us);
         phases.infer_us = infer_us;
+        // One lookup was that of all.
+        phases.default_rows = default_rows;
         // The rows are gone; less is always there.
         let made = held.resize(answer_bytes).and(body);
         done.send(made.map(|body| Made { body, held, phases }));

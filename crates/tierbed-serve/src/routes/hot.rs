@@ -151,9 +151,10 @@ pub(crate) enum Going {
 }
 
 impl Outgoing {
-    fn made(Made { body, held, .. }: Made) -> Self {
+    fn made(Made { body, held, phases }: Made) -> Self {
         let mut head = Response::new(());
         body.tell(head.headers_mut());
+        phases.tell(head.headers_mut());
         Self { head, body: Going::Whole { bytes: body.bytes, held: Some(held) } }
     }
 

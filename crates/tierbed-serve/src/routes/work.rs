@@ -61,7 +61,8 @@ impl<'a> Asking<'a> {
     /// Returns what is asked under `route`, once the body has arrived.
     fn asks(self, route: &'static str, body_bytes: u64, pack: Option<Pack>) -> Ask<'a> {
         let Self { deadline: Deadline(deadline_us), origin: Origin { steps, .. } } = self;
-        Ask { route, deadline_us, priority: Priority::default(), body_bytes, pack, steps }
+        let (priority, generation) = (Priority::default(), None);
+        Ask { route, deadline_us, priority, body_bytes, generation, pack, steps }
     }
 }
 
@@ -165,6 +166,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) deadline_us: u64,
     pub(crate) priority: Priority,
     pub(crate) body_bytes: u64,
+    /// The generation that it wants; `None`: the newest.
+    pub(crate) generation: Option<&'a str>,
     pub(crate) pack: Option<Pack>,
     pub(crate) steps: &'a Steps,
 }
@@ -256,13 +259,14 @@ impl Room {
 }
 
 async fn queued(service: &Service, ask: Ask<'_>, room: Room, work: Work) -> Result<Made, Refusal> {
-    let Ask { route, deadline_us, priority, body_bytes, pack, steps } = ask;
+    let Ask { route, deadline_us, priority, body_bytes, generation, pack, steps } = ask;
     let Room { place, request_count } = room;
     let (answer, made) = oneshot::channel();
     let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
     steps.waits(queued_us);
     let (work, steps) = (work.packed(pack), steps.clone());
-    let job = Job { route, queued_us, body_bytes, work, steps, done };
+    let generation = generation.map(Arc::from);
+    let job = Job { route, queued_us, body_bytes, deadline_us, generation, work, steps, done };
     let offer = Offer { deadline_us, priority, request_count };
     let ticket = service.executor.push(offer, job).map_err(refused)?;
     let mut waiting = Waiting { executor: &service.executor, ticket: Some(ticket) };

@@ -17,6 +17,7 @@ mod plan;
 mod row_map;
 mod row_shards;
 mod scatter;
+mod split;
 mod writer;
 
 #[cfg(any(test, fuzzing))]
@@ -30,6 +31,7 @@ pub use manifest::{
 pub use map::{Located, ShardMap};
 pub use plan::{DivideBy, PlacedShards, ShardPlan};
 pub use row_shards::RowShards;
+pub use split::{ShardPart, Split, TablePart};
 pub use writer::{ShardOf, ShardsWriter, SHARD_ATTACHMENT};
 
 #[cfg(test)]

@@ -29,7 +29,17 @@ fn job(service: &Service, body: Vec<u8>) -> (Job, Answer) {
     };
     let work = Work::Lookup(Waits::new(Stage::Received(held), prepare));
     let steps = Steps::default();
-    (Job { route: "/v1/lookup", queued_us: 0, body_bytes: 0, work, steps, done }, made)
+    let job = Job {
+        route: "/v1/lookup",
+        queued_us: 0,
+        body_bytes: 0,
+        deadline_us: u64::MAX,
+        generation: None,
+        work,
+        steps,
+        done,
+    };
+    (job, made)
 }
 
 /// Answers the bodies as one batch: bytes, or status and message.

@@ -186,7 +186,8 @@ fn run(
 ) -> std::result::Result<Made, Refusal> {
     let (route, priority) = ("/v1/lookup", Priority::Normal);
     let steps = &Steps::default();
-    let ask = Ask { route, deadline_us, priority, body_bytes: 10, pack: None, steps };
+    let (body_bytes, generation, pack) = (10, None, None);
+    let ask = Ask { route, deadline_us, priority, body_bytes, generation, pack, steps };
     let held = service.buffers.hold_nothing();
     let body = row_body(&[499]).into();
     let prepare = move |serving: &crate::generation::Serving<'_>, held| {
@@ -242,7 +243,8 @@ fn a_lookup_that_must_wait_is_prepared_once_a_generation() {
         };
         let (route, priority) = ("/v1/lookup", Priority::Normal);
         let (deadline_us, steps) = (u64::MAX, &Steps::default());
-        let ask = Ask { route, deadline_us, priority, body_bytes: 1, pack: None, steps };
+        let (body_bytes, generation, pack) = (1, None, None);
+        let ask = Ask { route, deadline_us, priority, body_bytes, generation, pack, steps };
         let held = service.buffers.hold_nothing();
         let Tried::Left(stage) = inline::answer(&service, &ask, 0, held, &prepare) else {
             panic!("row {ids:?} is in no tier");
@@ -251,7 +253,7 @@ fn a_lookup_that_must_wait_is_prepared_once_a_generation() {
         if applies {
             service.apply(deltas::delta(&snapshot, 5, None)).unwrap();
         }
-        let serving = service.serving().unwrap();
+        let serving = service.serving(None).unwrap();
         let queries = Waits::new(stage, prepare).prepared(&serving).unwrap().queries;
         assert_eq!(queries[0].bags().indices, ids);
         assert_eq!(prepared.load(Ordering::Relaxed), 1 + u32::from(applies));

@@ -160,17 +160,27 @@ fn no_request_goes_before_those_that_wait() {
     };
     let (priority, steps) = (Priority::Normal, &Steps::default());
     let ask =
-        Ask { route: LOOKUP, deadline_us: u64::MAX, priority, body_bytes: 1, pack: None, steps };
+        Ask {
+            route: LOOKUP,
+            deadline_us: u64::MAX,
+            priority,
+            body_bytes: 1,
+            generation: None,
+            pack: None,
+            steps,
+        };
     let goes_ahead = || {
         let held = service.buffers.hold_nothing();
         // A page may have come before anybody looked.
         !matches!(answer(&service, &ask, 0, held, &prepare), Tried::Left(_))
     };
-    assert!(service.serving().is_ok() && goes_ahead());
+    assert!(service.serving(None).is_ok() && goes_ahead());
     let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
     let (told, _answer) = oneshot::channel();
     let work = Work::Lookup(Waits::new(Stage::Received(service.buffers.hold_nothing()), prepare));
     let job = Job {
+        deadline_us: u64::MAX,
+        generation: None,
         route: LOOKUP,
         queued_us: 0,
         body_bytes: 1,

@@ -112,7 +112,17 @@ fn job(service: &Service, body: &str) -> (Job, Answer) {
     let prepare = move |serving: &Serving<'_>, held: Held| prepare(serving, &bytes, held, false);
     let work = Work::Prediction(Waits::new(Stage::Received(held), prepare));
     let steps = Steps::default();
-    (Job { route: "/v1/predict", queued_us: 0, body_bytes: 0, work, steps, done }, made)
+    let job = Job {
+        route: "/v1/predict",
+        queued_us: 0,
+        body_bytes: 0,
+        deadline_us: u64::MAX,
+        generation: None,
+        work,
+        steps,
+        done,
+    };
+    (job, made)
 }
 
 /// Answers the bodies as one batch: texts, or kinds and messages.

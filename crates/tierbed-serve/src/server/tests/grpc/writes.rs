@@ -50,7 +50,7 @@ fn head_message_and_trailers_are_one_write() {
     let (_stop, stopping) = watch::channel(false);
     let service = super::super::service(&options(), snapshot(), None, stopping);
     let service = Arc::new(service.unwrap());
-    service.serving().unwrap();
+    service.serving(None).unwrap();
     let router = router(&service, &Health::default());
     let callee = Callee { router, service, protocol: Protocol::Grpc };
     let write_count = Arc::new(AtomicUsize::new(0));

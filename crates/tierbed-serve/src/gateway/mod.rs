@@ -1,0 +1,240 @@
+//! Gateway: a server without rows, which asks the servers of shards for them.
+//!
+//! ```text
+//! request ─▶ executor: all that wait ─▶ split by shard ─▶ one ModelInfer per shard ─▶ joined, pooled
+//!                                                                                      └▶ model ─▶ answer
+//! ```
+//!
+//! Whatever a server answers a gateway answers, with the same bits: only where rows come from is
+//! different ([`Elsewhere`](tierbed_snapshot::Elsewhere)). A generation is asked for by name, and
+//! is the newest that a live server of every shard has, so no answer mixes two. See
+//! docs/how-to/serve-on-several-hosts.md.
+
+mod access;
+pub(crate) mod calling;
+mod codec;
+mod following;
+mod head;
+mod members;
+mod metrics;
+mod pace;
+mod pool;
+mod replica;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::env::Clock;
+use tierbed_core::{Error, Result};
+use tierbed_snapshot::{Snapshot, View};
+use tokio::runtime::Runtime;
+
+pub use self::access::ShardAccess;
+use self::following::Follower;
+pub(crate) use self::following::GatewayThread;
+pub(crate) use self::metrics::GatewayCollector;
+use self::pool::Pool;
+use self::replica::Tag;
+
+/// How a gateway finds and asks shards.
+#[derive(Debug, Clone)]
+pub struct GatewayOptions {
+    /// `shards.json`, or its folder. Read again when it changes.
+    pub route: PathBuf,
+    /// A file of members, or `dns:NAME-{shard}:PORT`.
+    pub members: String,
+    /// What is answered for rows of a shard of which nobody answers.
+    pub missing: MissingShard,
+    /// How rows come over the network.
+    pub row_type: RowType,
+    /// How servers of shards are reached.
+    pub access: ShardAccess,
+    /// Longest time at the start to wait for a server of every shard.
+    pub wait: Duration,
+}
+
+impl GatewayOptions {
+    /// The time to wait where none is given.
+    pub const WAIT: Duration = Duration::from_secs(60);
+
+    /// Routes by `route` to `members`, with the default of everything else.
+    #[must_use]
+    pub fn new(route: impl Into<PathBuf>, members: impl Into<String>) -> Self {
+        Self {
+            route: route.into(),
+            members: members.into(),
+            missing: MissingShard::default(),
+            row_type: RowType::default(),
+            access: ShardAccess::default(),
+            wait: Self::WAIT,
+        }
+    }
+
+    /// Names what is served: the folder of the map.
+    pub(crate) fn name(&self) -> String {
+        following::folder_name(&self.route)
+    }
+}
+
+/// What is answered for rows of a shard of which nobody answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MissingShard {
+    /// Their requests are refused with 503.
+    #[default]
+    Refuse,
+    /// Their initial values, which the answer counts in `tierbed-default-rows`.
+    DefaultRows,
+}
+
+/// How rows come over the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RowType {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to half precision.
+    F16,
+    /// Rounded to 8 bits of significand.
+    Bf16,
+}
+
+impl MissingShard {
+    /// Returns the one of `name`.
+    ///
+    /// # Errors
+    /// `Invalid` naming those there are.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "refuse" => Ok(Self::Refuse),
+            "default-rows" => Ok(Self::DefaultRows),
+            other => Err(Error::invalid("unknown answer for a missing shard")
+                .with("found", other)
+                .with("allowed", "refuse, default-rows")),
+        }
+    }
+}
+
+impl RowType {
+    /// Returns the one of `name`.
+    ///
+    /// # Errors
+    /// `Invalid` naming those there are.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            other => Err(Error::invalid("unknown type of rows")
+                .with("found", other)
+                .with("allowed", "f32, f16, bf16")),
+        }
+    }
+
+    /// Returns its name in the Open Inference Protocol.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "FP32",
+            Self::F16 => "FP16",
+            Self::Bf16 => "BF16",
+        }
+    }
+
+    /// Reads elements; those that are cut off are left out.
+    fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let narrow = |read: fn([u8; 2]) -> f32| {
+            let (elements, _) = bytes.as_chunks();
+            elements.iter().map(|element| read(*element)).collect()
+        };
+        match self {
+            Self::F32 => {
+                let (elements, _) = bytes.as_chunks();
+                elements.iter().map(|element| f32::from_le_bytes(*element)).collect()
+            }
+            Self::F16 => narrow(|element| half::f16::from_le_bytes(element).to_f32()),
+            Self::Bf16 => narrow(|element| half::bf16::from_le_bytes(element).to_f32()),
+        }
+    }
+}
+
+/// What answers now.
+#[derive(Debug)]
+struct Now {
+    tag: Tag,
+    view: View<'static>,
+    head: Arc<Snapshot>,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    now: RwLock<Now>,
+    pool: Arc<Pool>,
+    /// Some until dropped: it ends without waiting for calls.
+    runtime: Option<Runtime>,
+}
+
+/// A gateway whose shards have been found, and what looks for changes of them.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) gateway: Arc<Gateway>,
+    follower: Follower,
+}
+
+impl Gateway {
+    /// Finds the shards, and waits until every one has a server.
+    ///
+    /// # Errors
+    /// `Invalid` for options that do not fit, `Closed` naming shards without a server, `Io` when
+    /// threads cannot be made.
+    pub(crate) fn open(
+        options: &GatewayOptions,
+        clock: &Arc<dyn Clock>,
+        time_max: Duration,
+    ) -> Result<Opened> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("tierbed-gateway")
+            .enable_all()
+            .build()
+            .map_err(|cause| Error::os("cannot start the gateway's threads", cause))?;
+        let mut follower = Follower::new(options, clock, runtime.handle(), time_max)?;
+        let now = follower.first(options.wait)?;
+        let pool = Arc::clone(follower.pool());
+        let gateway = Arc::new(Self { now: RwLock::new(now), pool, runtime: Some(runtime) });
+        Ok(Opened { gateway, follower })
+    }
+
+    /// Looks at what answers now.
+    pub(crate) fn view(&self) -> View<'static> {
+        // The place is whole after every statement.
+        self.now.read().unwrap_or_else(PoisonError::into_inner).view.again()
+    }
+
+    /// Returns the snapshot that has all but the rows.
+    pub(crate) fn head(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).head)
+    }
+
+    fn tag(&self) -> Tag {
+        self.now.read().unwrap_or_else(PoisonError::into_inner).tag
+    }
+
+    fn switch(&self, next: Now) {
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
