@@ -28,6 +28,7 @@ mod progress;
 mod python_store;
 mod rails;
 mod resident;
+mod routing;
 mod server;
 mod shards;
 mod snapshot;
@@ -53,6 +54,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<snapshot::NativeSnapshot>()?;
     module.add_class::<server::NativeServer>()?;
     module.add_class::<following::NativeFollowing>()?;
+    module.add_class::<routing::NativeRouting>()?;
+    module.add_class::<routing::NativeShardClient>()?;
     module.add_class::<codec::NativeCodec>()?;
     module.add_class::<objects::NativeObjects>()?;
     module.add_class::<resident::NativeResident>()?;

@@ -18,7 +18,8 @@ use tokio::sync::watch;
 use crate::answer::Refusal;
 use crate::batch::{guarded, look_up_all, Looked};
 use crate::body::Held;
-use crate::follow::{FollowThread, Following};
+use crate::follow::Following;
+use crate::gateway::Routing;
 use crate::generation::Serving;
 use crate::oip::config::{inputs, outputs, Tensor};
 use crate::oip::inputs::{collect, lengths, Data, Tensor as Given};
@@ -29,13 +30,13 @@ use crate::oip::request::{check_once, Form, Named, Request};
 use crate::options::ServeOptions;
 use crate::query::Query;
 use crate::routes::Service;
-use crate::server;
+use crate::server::{self, Moving, Thread};
 
 /// Lookups of a snapshot, or of the version that a channel is at.
 #[derive(Debug)]
 pub struct Hosted {
     service: Arc<Service>,
-    follower: Mutex<Option<FollowThread>>,
+    follower: Mutex<Option<Thread>>,
     stop_ms_max: u64,
     /// Whoever waits for the end hears of it when this is dropped.
     _stop: watch::Sender<bool>,
@@ -109,7 +110,7 @@ impl Hosted {
     /// # Errors
     /// `Invalid` for options out of range and for features that do not fit the snapshot.
     pub fn start(options: &ServeOptions, snapshot: Arc<Snapshot>) -> Result<Self> {
-        Self::begin(options, snapshot, None)
+        Self::begin(options, snapshot, Moving::Nothing)
     }
 
     /// As [`start`](Self::start); answers from the version that a channel is at, and follows it.
@@ -120,18 +121,30 @@ impl Hosted {
         let snapshot = Arc::clone(following.snapshot());
         let name = options.snapshot_name.clone().unwrap_or_else(|| following.name());
         let options = ServeOptions { snapshot_name: Some(name), ..options.clone() };
-        Self::begin(&options, snapshot, Some(following))
+        Self::begin(&options, snapshot, Moving::Channel(Box::new(following)))
+    }
+
+    /// As [`start`](Self::start); asks the servers of shards for rows.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start), and `Io` when its thread cannot be made.
+    pub fn route(options: &ServeOptions, routing: Routing) -> Result<Self> {
+        let name = options.snapshot_name.clone().unwrap_or_else(|| routing.name().to_owned());
+        let clock = Arc::clone(routing.clock());
+        let options = ServeOptions { snapshot_name: Some(name), clock, ..options.clone() };
+        let head = routing.snapshot();
+        Self::begin(&options, head, Moving::Shards(routing))
     }
 
     fn begin(
         options: &ServeOptions,
         snapshot: Arc<Snapshot>,
-        following: Option<Following>,
+        moving: Moving,
     ) -> Result<Self> {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
-        let service = Arc::new(server::service(options, snapshot, None, stopping, None)?);
-        let follower = Mutex::new(FollowThread::start(following, &service)?);
+        let service = Arc::new(server::service_of(options, snapshot, None, stopping, moving.gateway())?);
+        let follower = Mutex::new(Thread::start(moving, &service)?);
         service.begin();
         Ok(Self { service, follower, stop_ms_max: options.limits.stop_ms_max, _stop: stop })
     }

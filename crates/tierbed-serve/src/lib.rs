@@ -67,7 +67,7 @@ mod wire;
 
 pub use features::ServedFeature;
 pub use follow::{Follow, Following, Opener};
-pub use gateway::{GatewayOptions, MissingShard, RowType, ShardAccess};
+pub use gateway::{GatewayOptions, MissingShard, Routing, RowType, ShardAccess};
 pub use hosted::{Hosted, HostedAnswer, HostedInput, HostedOutput, HostedRequest, Refused};
 pub use log::{LogLevel, LogOptions, LogTarget};
 pub use oip::config::Tensor as ServedTensor;

@@ -21,7 +21,7 @@ use crate::executor::Executor;
 use crate::faults::Faults;
 use crate::follow::{FollowThread, Following};
 use crate::following;
-use crate::gateway::{Gateway, GatewayOptions, GatewayThread, Opened};
+use crate::gateway::{Gateway, GatewayThread, Routing};
 use crate::generation::Generations;
 use crate::grpc::{self, Health};
 use crate::listen::{bind, connections_allowed, Door};
@@ -69,16 +69,16 @@ struct Running {
 
 /// What a server moves with.
 #[derive(Debug)]
-enum Moving {
+pub(crate) enum Moving {
     Nothing,
     Channel(Box<Following>),
-    Shards(Opened),
+    Shards(Routing),
 }
 
 impl Moving {
-    fn gateway(&self) -> Option<Arc<Gateway>> {
+    pub(crate) fn gateway(&self) -> Option<Arc<Gateway>> {
         match self {
-            Self::Shards(opened) => Some(Arc::clone(&opened.gateway)),
+            Self::Shards(routing) => Some(Arc::clone(routing.gateway())),
             Self::Nothing | Self::Channel(_) => None,
         }
     }
@@ -86,23 +86,23 @@ impl Moving {
 
 /// The thread that looks whether to move.
 #[derive(Debug)]
-enum Thread {
+pub(crate) enum Thread {
     Channel(FollowThread),
     Shards(GatewayThread),
 }
 
 impl Thread {
-    fn start(moving: Moving, service: &Arc<Service>) -> Result<Option<Self>> {
+    pub(crate) fn start(moving: Moving, service: &Arc<Service>) -> Result<Option<Self>> {
         Ok(match moving {
             Moving::Nothing => None,
             Moving::Channel(following) => {
                 FollowThread::start(Some(*following), service)?.map(Self::Channel)
             }
-            Moving::Shards(opened) => Some(Self::Shards(GatewayThread::start(opened, service)?)),
+            Moving::Shards(routing) => Some(Self::Shards(GatewayThread::start(routing, service)?)),
         })
     }
 
-    fn stop(&self, time: Duration) {
+    pub(crate) fn stop(&self, time: Duration) {
         match self {
             Self::Channel(thread) => thread.stop(time),
             Self::Shards(thread) => thread.stop(time),
@@ -143,24 +143,21 @@ impl Server {
     /// As [`start`](Self::start), without rows of its own: it asks the servers of shards for them.
     ///
     /// # Errors
-    /// As [`start`](Self::start); `Invalid` for a map or members that do not fit, and where deltas
-    /// are to be followed; `Closed` naming shards of which no server answers in time.
+    /// As [`start`](Self::start), and `Invalid` where deltas are to be followed.
     pub fn route(
         options: &ServeOptions,
-        gateway: &GatewayOptions,
+        routing: Routing,
         predictor: Option<Arc<dyn Predictor>>,
     ) -> Result<Self> {
         if options.deltas.is_some() {
             return Err(Error::invalid("a gateway has no rows that deltas could change")
                 .with("remedy", "let the shards follow deltas, and leave out deltas here"));
         }
-        options.check()?;
-        let time_max = Duration::from_millis(options.limits.request_ms_max);
-        let opened = Gateway::open(gateway, &options.clock, time_max)?;
-        let name = options.snapshot_name.clone().unwrap_or_else(|| gateway.name());
-        let options = ServeOptions { snapshot_name: Some(name), ..options.clone() };
-        let head = opened.gateway.head();
-        Self::begin(&options, head, predictor, Moving::Shards(opened))
+        let name = options.snapshot_name.clone().unwrap_or_else(|| routing.name().to_owned());
+        let clock = Arc::clone(routing.clock());
+        let options = ServeOptions { snapshot_name: Some(name), clock, ..options.clone() };
+        let head = routing.snapshot();
+        Self::begin(&options, head, predictor, Moving::Shards(routing))
     }
 
     /// As [`start`](Self::start); answers from the version that a channel is at, and follows it.
@@ -191,7 +188,7 @@ impl Server {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
         let gateway = moving.gateway();
-        let service = Arc::new(service(options, snapshot, predictor, stopping, gateway)?);
+        let service = Arc::new(service_of(options, snapshot, predictor, stopping, gateway)?);
         let runtime = runtime(options.worker_threads)?;
         let admin = options.admin_address.as_deref();
         let admin = admin.map(|address| admin::open(&runtime, &service, address)).transpose()?;
@@ -369,7 +366,18 @@ impl Drop for Server {
     }
 }
 
+#[cfg(any(test, fuzzing))]
 pub(crate) fn service(
+    options: &ServeOptions,
+    snapshot: Arc<Snapshot>,
+    predictor: Option<Arc<dyn Predictor>>,
+    stopping: watch::Receiver<bool>,
+) -> Result<Service> {
+    service_of(options, snapshot, predictor, stopping, None)
+}
+
+/// As [`service`]; a `gateway` has the rows, where there is one.
+pub(crate) fn service_of(
     options: &ServeOptions,
     snapshot: Arc<Snapshot>,
     predictor: Option<Arc<dyn Predictor>>,

@@ -36,7 +36,7 @@ impl ShardTag {
             return Err(Error::corruption("attachment names a shard that there is not")
                 .with("shard", tag.shard)
                 .with("shards", tag.shard_count)
-                .with("remedy", "publish the shards again"));
+                .with("remedy", "publish again, without an attachment of that name"));
         }
         Ok(Some(tag))
     }

@@ -30,7 +30,7 @@ use clap::error::ErrorKind as Asked;
 use tierbed_core::{Error, ErrorKind};
 
 pub use file::Setting;
-pub use options::{Limiting, Options, Reading, Recording, Serving, Versions};
+pub use options::{Limiting, Options, Reading, Recording, Routed, Serving, Versions};
 pub use reference::reference;
 pub use source::Source;
 pub use values::Size;

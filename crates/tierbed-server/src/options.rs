@@ -5,9 +5,13 @@
 //! is made of this file by `cargo x config`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser};
-use tierbed_serve::{Follow, Limits, ServeOptions};
+use tierbed_core::{Error, Result};
+use tierbed_serve::{
+    Follow, GatewayOptions, Limits, MissingShard, RowType, ServeOptions, ShardAccess,
+};
 
 use crate::values::{bytes, count, count_or_0, flag, limit_ms, ms, seconds, share, Size};
 
@@ -44,6 +48,9 @@ pub struct Options {
     #[command(flatten)]
     #[expect(missing_docs, reason = "a group, whose title stands with its type")]
     pub versions: Versions,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "a group, whose title stands with its type")]
+    pub routing: Routed,
     #[command(flatten)]
     #[expect(missing_docs, reason = "a group, whose title stands with its type")]
     pub recording: Recording,
@@ -101,6 +108,72 @@ pub struct Versions {
     /// Part of the memory for rows that a new snapshot has until it answers alone.
     #[arg(long, value_name = "SHARE", default_value_t = Follow::SWAP_SHARE, value_parser = share)]
     pub swap_share: f64,
+}
+
+/// How a gateway asks the servers of shards.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Shards")]
+pub struct Routed {
+    /// Answer as a gateway: the folder of shards.json, in place of a snapshot.
+    #[arg(long, value_name = "FOLDER")]
+    pub route: Option<PathBuf>,
+    /// With --route: the servers of each shard, a file in TOML or JSON, or dns:rows-{shard}:8001.
+    #[arg(long, value_name = "MEMBERS")]
+    pub members: Option<String>,
+    /// What is answered for rows of a shard of which no server answers.
+    #[arg(long, value_parser = ["refuse", "default-rows"], default_value = "refuse")]
+    pub missing_shard: String,
+    /// How rows come from shards; narrower ones are rounded.
+    #[arg(long, value_parser = ["f32", "f16", "bf16"], default_value = "f32")]
+    pub row_type: String,
+    /// Authorities of the shards' certificates, in PEM; None: plain.
+    #[arg(long, value_name = "FILE")]
+    pub shard_ca: Option<PathBuf>,
+    /// The certificate that shards want of a gateway, in PEM.
+    #[arg(long, value_name = "FILE")]
+    pub shard_cert: Option<PathBuf>,
+    /// The key of that certificate, in PEM.
+    #[arg(long, value_name = "FILE")]
+    pub shard_key: Option<PathBuf>,
+    /// The name in the shards' certificates, where it is not that of their addresses.
+    #[arg(long, value_name = "NAME")]
+    pub shard_name: Option<String>,
+    /// The file of the token that shards want.
+    #[arg(long, value_name = "FILE")]
+    pub shard_token: Option<PathBuf>,
+    /// Longest time at the start to wait for a server of every shard.
+    #[arg(long, value_name = "SECONDS", default_value = "60s", value_parser = seconds)]
+    pub shard_wait: f64,
+}
+
+impl Routed {
+    /// Returns how to route; `None` where the server has rows of its own.
+    ///
+    /// # Errors
+    /// `Invalid` for one of `route` and `members` without the other.
+    pub fn gateway(&self) -> Result<Option<GatewayOptions>> {
+        let (route, members) = match (&self.route, &self.members) {
+            (None, None) => return Ok(None),
+            (Some(route), Some(members)) => (route, members),
+            _ => {
+                return Err(Error::invalid("a gateway needs a map and members")
+                    .with("remedy", "give route and members together"));
+            }
+        };
+        Ok(Some(GatewayOptions {
+            missing: MissingShard::from_name(&self.missing_shard)?,
+            row_type: RowType::from_name(&self.row_type)?,
+            access: ShardAccess {
+                ca: self.shard_ca.clone(),
+                certificate: self.shard_cert.clone(),
+                key: self.shard_key.clone(),
+                server_name: self.shard_name.clone(),
+                token: self.shard_token.clone(),
+            },
+            wait: Duration::from_secs_f64(self.shard_wait),
+            ..GatewayOptions::new(route, members)
+        }))
+    }
 }
 
 /// What is recorded of the queries.
@@ -245,6 +318,10 @@ pub struct Serving {
     /// newest, by name, as it comes.
     #[arg(long, value_name = "FOLDER")]
     pub deltas: Option<PathBuf>,
+    /// How long a shard answers from a generation before the newest, after the last who asked for
+    /// it; by default 5 s for shards, and 0 for others.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub generation_grace: Option<f64>,
     /// Threads that move bytes; by default 2, or the number of cores if less.
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub worker_threads: Option<usize>,

@@ -51,6 +51,7 @@ pub(crate) fn serve(options: &Options) -> Result<Ended> {
     let server = match source {
         Source::Folder(snapshot) => Server::start(&serving, snapshot, None)?,
         Source::Channel(following) => Server::follow(&serving, *following, None)?,
+        Source::Shards(routing) => Server::route(&serving, *routing, None)?,
     };
     let tls = if serving.tls.is_some() { "s" } else { "" };
     let grpc = server.grpc_address().map(|address| format!(" and grpc{tls}://{address}"));
@@ -104,6 +105,14 @@ fn until_told(server: &Server, signals: &mut Signals, manager: &Manager, drain_s
 
 /// Returns the model's name and the place of what is served.
 fn place(options: &Options) -> Result<(String, String)> {
+    if options.routing.route.is_some() {
+        return match &options.snapshot {
+            None => Ok((options.serving.model_name.clone(), String::new())),
+            Some(given) => Err(Error::invalid("a gateway has no snapshot of its own")
+                .with("found", given)
+                .with("remedy", "leave out one of SNAPSHOT and --route")),
+        };
+    }
     let Some(given) = &options.snapshot else {
         return Err(Error::invalid("no snapshot is named")
             .with("remedy", "give the folder that publish wrote: tierbed-server /data/snapshot"));
@@ -137,6 +146,7 @@ fn serving(options: &Options, model_name: String) -> Result<ServeOptions> {
         )?,
         requires_auth: given.require_auth,
         deltas: given.deltas.clone(),
+        generation_grace_ms: given.generation_grace.map(|seconds| (seconds * 1e3) as u64),
         worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
         lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
         model_name,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tierbed_core::{Error, Result};
-use tierbed_serve::{Follow, Following, Opener};
+use tierbed_serve::{Follow, Following, Opener, Routing};
 use tierbed_snapshot::Snapshot;
 
 use crate::opening;
@@ -18,6 +18,8 @@ pub enum Source {
     Folder(Arc<Snapshot>),
     /// The version that a channel is at.
     Channel(Box<Following>),
+    /// The servers of shards.
+    Shards(Box<Routing>),
 }
 
 impl Source {
@@ -27,6 +29,9 @@ impl Source {
     /// `Invalid` for a place without a snapshot and options that do not fit it; those of
     /// [`Following::begin`].
     pub fn open(place: &str, options: &Options) -> Result<Self> {
+        if let Some(gateway) = options.routing.gateway()? {
+            return Ok(Self::Shards(Box::new(Routing::begin(&gateway)?)));
+        }
         let Versions { local, poll, sync_bandwidth, swap_share } = &options.versions;
         let Some(local) = local else {
             if place.contains('@') && !Path::new(place).exists() {
@@ -66,10 +71,11 @@ impl Source {
 
     /// Returns what answers first.
     #[must_use]
-    pub fn snapshot(&self) -> &Arc<Snapshot> {
+    pub fn snapshot(&self) -> Arc<Snapshot> {
         match self {
-            Self::Folder(snapshot) => snapshot,
-            Self::Channel(following) => following.snapshot(),
+            Self::Folder(snapshot) => Arc::clone(snapshot),
+            Self::Channel(following) => Arc::clone(following.snapshot()),
+            Self::Shards(routing) => routing.snapshot(),
         }
     }
 }

@@ -44,6 +44,7 @@ impl Model {
         let hosted = match source {
             Source::Folder(snapshot) => Hosted::start(&serving, snapshot)?,
             Source::Channel(following) => Hosted::follow(&serving, *following)?,
+            Source::Shards(routing) => Hosted::route(&serving, *routing)?,
         };
         let (inputs, outputs) = (hosted.inputs(), hosted.outputs());
         Ok(Self { hosted, inputs, outputs, is_batched: config.is_batched() })

@@ -25,8 +25,10 @@ from tierbed.cli.settings import words
 from tierbed.config.io import IoOptions
 from tierbed.config.words import (
     IoEngine,
+    MissingShard,
     MissMode,
     Pooling,
+    RowType,
     SecondsText,
     Share,
     SizeText,
@@ -38,6 +40,7 @@ from tierbed.jagged import KeyedJaggedTensor
 from tierbed.serve.cache import CacheOptions
 from tierbed.serve.follow import Follow
 from tierbed.serve.recorded_upload import RecordUpload
+from tierbed.serve.route import Route
 from tierbed.serve.server import Limits, ServeOptions, Server
 from tierbed.serve.snapshot import Snapshot
 
@@ -174,6 +177,60 @@ class Followed:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Routed:
+    """How a gateway asks the servers of shards.
+
+    Args:
+        route: Answer as a gateway: the folder of shards.json, in place of a snapshot.
+        members: With --route: the servers of each shard, a file in TOML or JSON, or
+            dns:rows-{shard}:8001.
+        missing_shard: What is answered for rows of a shard of which no server answers.
+        row_type: How rows come from shards; narrower ones are rounded.
+        shard_ca: Authorities of the shards' certificates, in PEM; None: plain.
+        shard_cert: The certificate that shards want of a gateway, in PEM.
+        shard_key: The key of that certificate, in PEM.
+        shard_name: The name in the shards' certificates, where it is not that of their addresses.
+        shard_token: The file of the token that shards want.
+        shard_wait: Longest time at the start to wait for a server of every shard.
+    """
+
+    route: Path | None = None
+    members: str | None = None
+    missing_shard: MissingShard = "refuse"
+    row_type: RowType = "f32"
+    shard_ca: Path | None = None
+    shard_cert: Path | None = None
+    shard_key: Path | None = None
+    shard_name: str | None = None
+    shard_token: Path | None = None
+    shard_wait: SecondsText = "60s"
+
+    def given(self, place: str | None) -> Route | None:
+        """Returns the route; None where the server has rows of its own."""
+        if self.route is None and self.members is None:
+            return None
+        if self.route is None or self.members is None:
+            raise InvalidError("a gateway needs a map and members; give --route and --members")
+        if place is not None:
+            raise InvalidError(
+                f"a gateway has no snapshot of its own: {place}; leave out one of SNAPSHOT and "
+                "--route"
+            )
+        return Route(
+            self.route,
+            self.members,
+            missing_shard=self.missing_shard,
+            row_type=self.row_type,
+            ca=self.shard_ca,
+            certificate=self.shard_cert,
+            key=self.shard_key,
+            server_name=self.shard_name,
+            token=self.shard_token,
+            wait=self.shard_wait,
+        )
+
+
 def _place(given: str, how: ServeOptions) -> tuple[str, ServeOptions]:
     """Splits ``NAME=`` off a place; it is the model's name."""
     name, _, place = given.partition("=")
@@ -214,13 +271,13 @@ class _Signals:
 
 def serve(
     snapshot: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="[NAME=]SNAPSHOT",
             help="The snapshot's folder, or LOCATION@CHANNEL of versions to follow; NAME= before "
             "it is the model's name.",
         ),
-    ],
+    ] = None,
     *,
     address: Annotated[
         str, typer.Option("--address", help="host:port; port 0 picks a free one.")
@@ -228,6 +285,7 @@ def serve(
     threads: Threads = 1,
     reading: Annotated[Reading, Fields(title="Rows")],
     versions: Annotated[Followed, Fields(title="Versions")],
+    routing: Annotated[Routed, Fields(title="Shards")],
     recording: Annotated[Recording, Fields(title="Recording")],
     limits: Annotated[Limits, Fields(title="Limits", skip=("degraded_ms",))],
     how: Annotated[
@@ -251,9 +309,12 @@ def serve(
     """Answer lookups and predictions over HTTP until interrupted."""
     torch.set_num_threads(threads)
     signals = _Signals()
-    place, how = _place(snapshot, replace(how, limits=limits))
+    route = routing.given(snapshot)
+    if snapshot is None and route is None:
+        raise InvalidError("no snapshot is named; give the folder that publish wrote, or --route")
+    place, how = _place(snapshot or "", replace(how, limits=limits))
     with ExitStack() as stack:
-        follow = versions.follow(place, reading, recording)
+        follow = route or versions.follow(place, reading, recording)
         # Ends after the snapshot, which writes its last queries then.
         upload = recording.upload()
         if upload is not None:

@@ -14,6 +14,7 @@ from tierbed.serve.cache import (
 from tierbed.serve.follow import Follow
 from tierbed.serve.neighbours import Neighbours, find_neighbours
 from tierbed.serve.resident import plan_tiers
+from tierbed.serve.route import Route, ShardClient
 from tierbed.serve.shard_map import DividedTable, Shard, ShardMap
 from tierbed.serve.snapshot import Snapshot
 from tierbed.serve.versions import Versions
@@ -41,10 +42,12 @@ __all__ = [
     "ModelFeature",
     "NeighbourTier",
     "Neighbours",
+    "Route",
     "ServeOptions",
     "ServedModel",
     "Server",
     "Shard",
+    "ShardClient",
     "ShardMap",
     "Snapshot",
     "TierBudget",

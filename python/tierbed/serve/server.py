@@ -18,6 +18,7 @@ from tierbed.errors import InvalidError
 from tierbed.results import Generation
 from tierbed.serve.follow import Follow
 from tierbed.serve.models import Scorer, ServedModel, load_model
+from tierbed.serve.route import Route
 from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["Limits", "ServeOptions", "Server"]
@@ -88,6 +89,8 @@ class ServeOptions:
         require_auth: Refuse an address that others can reach without tokens or tls_client_ca.
         deltas: A folder into which deltas are published, each a folder in it: the server answers
             from the newest, by name, as it comes.
+        generation_grace: How long a shard answers from a generation before the newest, after the
+            last who asked for it; by default 5 s for shards, and 0 for others.
         limits: What requests and clients may cost.
         worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
@@ -111,6 +114,7 @@ class ServeOptions:
     tls_client_names: tuple[str, ...] = ()
     require_auth: bool = False
     deltas: Path | None = None
+    generation_grace: SecondsText | None = None
     limits: Limits = Limits()
     worker_threads: Positive | None = None
     lookup_threads: Positive | None = None
@@ -136,7 +140,8 @@ class Server:
     """A running server. Also a context manager.
 
     Args:
-        snapshot: What to serve; keep it open. Or a :class:`Follow`, whose newest version answers.
+        snapshot: What to serve; keep it open. Or a :class:`Follow`, whose newest version answers;
+            or a :class:`Route`: a gateway, which asks the shards of a divided model for rows.
         address: ``"host:port"``; port 0 picks a free one.
         with_model: Answer predictions too, when there is a model.
         model: The model to ask: a module with a ``head``, perhaps as a :class:`ServedModel`. By
@@ -166,7 +171,7 @@ class Server:
 
     def __init__(
         self,
-        snapshot: Snapshot | Follow,
+        snapshot: Snapshot | Follow | Route,
         address: str = "127.0.0.1:8080",
         *,
         with_model: bool = True,
@@ -189,8 +194,9 @@ class Server:
             self._native = NativeServer(snapshot.native, address, self._scorer, given)
             return
         following = snapshot.begin()
+        place = snapshot.local if isinstance(snapshot, Follow) else snapshot.shards
         # Closed before the server has it: a version leaves memory when the next one answers.
-        with Snapshot(following.snapshot(), os.fspath(snapshot.local)) as first:
+        with Snapshot(following.snapshot(), os.fspath(place)) as first:
             self._scorer = _scorer(model, first) if asks else None
         self._native = following.serve(address, self._scorer, given)
 

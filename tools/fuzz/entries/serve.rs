@@ -62,7 +62,7 @@ fn with_server(check: impl FnOnce(&Serving<'_>)) {
     static SERVICE: OnceLock<Service> = OnceLock::new();
     let service =
         SERVICE.get_or_init(|| start().unwrap_or_else(|error| panic!("no server: {error}")));
-    let serving = service.serving().unwrap_or_else(|error| panic!("no generation: {error}"));
+    let serving = service.serving(None).unwrap_or_else(|error| panic!("no generation: {error:?}"));
     check(&serving);
 }
 

@@ -14,6 +14,8 @@ be sent; a run whose requests were sent late is void; answers are compared with 
   (:mod:`tierbed_bench.serving_activation`);
 - ``memory``: the least memory that answers every row in time
   (:mod:`tierbed_bench.serving_memory`);
+- ``gateway``, ``lost_replica``: a gateway over two shards beside one server, and the loss of one of
+  two servers of a shard (:mod:`tierbed_bench.serving_shards`);
 - ``predict``: processor time of Tierbed for a prediction of a DLRM, asked in a closed loop
   (:mod:`tierbed_bench.serving_predict`).
 """
@@ -35,6 +37,7 @@ from tierbed_bench.serving_memory import least_memory
 from tierbed_bench.serving_predict import measure_predictions
 from tierbed_bench.serving_process import awake
 from tierbed_bench.serving_report import curves, ratios
+from tierbed_bench.serving_shards import gateway, lost_replica
 from tierbed_bench.serving_systems import PEERS, AbsentError, Rows, System, started
 from tierbed_bench.serving_triton import triton_packages
 from tierbed_bench.suite import write_suite
@@ -106,6 +109,10 @@ def _measure(bench: Bench) -> None:
         activations(bench, dram_bytes, options.deltas)
     if "memory" in options.parts:
         least_memory(bench)
+    if "gateway" in options.parts:
+        gateway(bench, least_budget(3 * bench.rows.byte_count))
+    if "lost_replica" in options.parts:
+        lost_replica(bench, least_budget(3 * bench.rows.byte_count))
     if "predict" in options.parts:
         bench.told += measure_predictions(
             bench.rows.folder,

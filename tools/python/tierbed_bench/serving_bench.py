@@ -30,6 +30,8 @@ PARTS = (
     "activations",
     "memory",
     "predict",
+    "gateway",
+    "lost_replica",
 )
 PROTOCOLS = ("lookup", "infer", "grpc")
 MIB = 1 << 20
@@ -49,8 +51,8 @@ class ServingOptions:
     """What is measured.
 
     Args:
-        parts: cost, sweep, half_load, overload, activation, activations, memory, predict, by
-            comma.
+        parts: cost, sweep, half_load, overload, activation, activations, memory, predict, gateway,
+            lost_replica, by comma.
         protocols: Of Tierbed, by comma: lookup (safetensors), infer and grpc (Open Inference
             Protocol).
         peers: Other servers, by comma: redis, memcached, extstore, triton.

@@ -39,6 +39,13 @@ def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
     for system, p99_us in half.items():
         if system != "engine" and "engine" in half:
             found[f"half_load_p99_{system}_vs_engine"] = ratio(half["engine"], p99_us)
+    through = {row["system"]: row for row in rows if row["part"] == "gateway"}
+    if len(through) == 2:
+        one = next(row for name, row in through.items() if name != "tierbed_gateway")
+        for name in ("p99_us", "cpu_us"):
+            found[f"gateway_{name}_vs_one_server"] = ratio(
+                one[name], through["tierbed_gateway"][name]
+            )
     for row in rows:
         if row["part"] == "overload":
             found[f"overload_goodput_{row['system']}_vs_saturation"] = row["goodput_share"]

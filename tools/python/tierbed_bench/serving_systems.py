@@ -174,14 +174,15 @@ def _tierbed(
 
 
 def _serve(
-    place: Path | str,
+    place: Path | str | None,
     log_path: Path,
     dram_bytes: int,
     options: Sequence[str],
     call: Sequence[str] = TIERBED_SERVE,
 ) -> tuple[subprocess.Popen[str], str, str]:
     """Starts ``tierbed serve``; returns its addresses of HTTP and gRPC, too."""
-    words = [f"{MODEL}={place}", "--address", "127.0.0.1:0", *options]
+    named = [] if place is None else [f"{MODEL}={place}"]
+    words = [*named, "--address", "127.0.0.1:0", *options]
     words += ["--dram-budget", size_text(dram_bytes), "--log-level", "off", "--drain-delay", "0"]
     with log_path.open("w+") as log:
         process = _popen([*call, *words], log, stdout=subprocess.PIPE)
@@ -202,15 +203,17 @@ class Served:
     Args:
         http: Its address.
         pid: Its process.
+        grpc: Its address of gRPC, where it has one.
     """
 
     http: str
     pid: int
+    grpc: str = ""
 
 
 @contextlib.contextmanager
 def served(
-    place: Path | str,
+    place: Path | str | None,
     log_path: Path,
     dram_bytes: int,
     options: Sequence[str],
@@ -219,15 +222,15 @@ def served(
     """Serves a snapshot or a channel by HTTP, and ends the server afterwards.
 
     Args:
-        place: The snapshot, or ``LOCATION@CHANNEL``.
+        place: The snapshot, or ``LOCATION@CHANNEL``; None for a gateway.
         log_path: Where its standard error goes.
         dram_bytes: Its budget.
         options: Further words of its command line.
         call: What starts it: ``tierbed serve``, or ``tierbed-server``.
     """
-    process, http, _ = _serve(place, log_path, dram_bytes, options, call)
+    process, http, grpc = _serve(place, log_path, dram_bytes, options, call)
     try:
-        yield Served(http, process.pid)
+        yield Served(http, process.pid, grpc)
     finally:
         end_process(process)
 

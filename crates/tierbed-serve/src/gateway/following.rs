@@ -19,7 +19,7 @@ use super::members::{Addresses, Source};
 use super::pool::Pool;
 use super::replica::Tag;
 use super::rows::ShardedRows;
-use super::{Gateway, GatewayOptions, MissingShard, Now, Opened, RowType};
+use super::{Gateway, GatewayOptions, MissingShard, Now, Routing, RowType};
 use crate::routes::Service;
 use crate::stamp::Stamp;
 
@@ -60,7 +60,6 @@ impl Follower {
         options: &GatewayOptions,
         clock: &Arc<dyn Clock>,
         runtime: &Handle,
-        time_max: Duration,
     ) -> Result<Self> {
         let is_file = options.route.file_name().is_some_and(|name| name == SHARDS_NAME);
         let route = match is_file {
@@ -83,7 +82,7 @@ impl Follower {
             looks: 0,
             row_type: options.row_type,
             missing: options.missing,
-            time_max,
+            time_max: options.time_max,
         };
         follower.read_members()?;
         Ok(follower)
@@ -265,13 +264,13 @@ impl GatewayThread {
     ///
     /// # Errors
     /// `Io` when it cannot be made.
-    pub(crate) fn start(opened: Opened, service: &Arc<Service>) -> Result<Self> {
+    pub(crate) fn start(routing: Routing, service: &Arc<Service>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (ending, ended) = channel();
         let (stopping, weak) = (Arc::clone(&stop), Arc::downgrade(service));
         std::thread::Builder::new()
             .name("tierbed-shards".to_owned())
-            .spawn(move || run(opened, &stopping, &weak, ending))
+            .spawn(move || run(routing, &stopping, &weak, ending))
             .map_err(|cause| Error::os("cannot start the thread that follows shards", cause))?;
         Ok(Self { stop, ended })
     }
@@ -284,8 +283,8 @@ impl GatewayThread {
     }
 }
 
-fn run(opened: Opened, stop: &AtomicBool, service: &Weak<Service>, ending: Sender<()>) {
-    let Opened { gateway, mut follower } = opened;
+fn run(routing: Routing, stop: &AtomicBool, service: &Weak<Service>, ending: Sender<()>) {
+    let Routing { gateway, mut follower, .. } = routing;
     let mut told = None;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(PAUSE);

@@ -21,15 +21,13 @@ mod pace;
 mod pool;
 mod replica;
 mod rows;
-#[cfg(test)]
-mod tests;
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tierbed_core::env::Clock;
+use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
 use tierbed_snapshot::{Snapshot, View};
 use tokio::runtime::Runtime;
@@ -56,6 +54,8 @@ pub struct GatewayOptions {
     pub access: ShardAccess,
     /// Longest time at the start to wait for a server of every shard.
     pub wait: Duration,
+    /// Longest time for an answer of a shard.
+    pub time_max: Duration,
 }
 
 impl GatewayOptions {
@@ -72,12 +72,8 @@ impl GatewayOptions {
             row_type: RowType::default(),
             access: ShardAccess::default(),
             wait: Self::WAIT,
+            time_max: Duration::from_secs(10),
         }
-    }
-
-    /// Names what is served: the folder of the map.
-    pub(crate) fn name(&self) -> String {
-        following::folder_name(&self.route)
     }
 }
 
@@ -163,6 +159,9 @@ impl RowType {
     }
 }
 
+/// Threads that move bytes between a gateway and shards.
+const THREADS: usize = 2;
+
 /// What answers now.
 #[derive(Debug)]
 struct Now {
@@ -180,37 +179,56 @@ pub(crate) struct Gateway {
     runtime: Option<Runtime>,
 }
 
-/// A gateway whose shards have been found, and what looks for changes of them.
+/// Shards that have been found, and what looks for changes of them: what a gateway answers from.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    pub(crate) gateway: Arc<Gateway>,
+pub struct Routing {
+    gateway: Arc<Gateway>,
     follower: Follower,
+    name: String,
 }
 
-impl Gateway {
+impl Routing {
     /// Finds the shards, and waits until every one has a server.
     ///
     /// # Errors
-    /// `Invalid` for options that do not fit, `Closed` naming shards without a server, `Io` when
-    /// threads cannot be made.
-    pub(crate) fn open(
-        options: &GatewayOptions,
-        clock: &Arc<dyn Clock>,
-        time_max: Duration,
-    ) -> Result<Opened> {
+    /// `Invalid` for a map or members that do not fit, `Closed` naming shards of which no server
+    /// answers in time, `Io` when threads cannot be made.
+    pub fn begin(options: &GatewayOptions) -> Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(THREADS)
             .thread_name("tierbed-gateway")
             .enable_all()
             .build()
             .map_err(|cause| Error::os("cannot start the gateway's threads", cause))?;
-        let mut follower = Follower::new(options, clock, runtime.handle(), time_max)?;
+        let mut follower = Follower::new(options, &clock, runtime.handle())?;
         let now = follower.first(options.wait)?;
         let pool = Arc::clone(follower.pool());
-        let gateway = Arc::new(Self { now: RwLock::new(now), pool, runtime: Some(runtime) });
-        Ok(Opened { gateway, follower })
+        let gateway = Arc::new(Gateway { now: RwLock::new(now), pool, runtime: Some(runtime) });
+        Ok(Self { gateway, follower, name: following::folder_name(&options.route) })
     }
 
+    /// Returns a snapshot with the attachments that answer first, and no rows.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.gateway.head()
+    }
+
+    /// Names what is served: the folder of the map.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        self.follower.pool().clock()
+    }
+
+    pub(crate) fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+}
+
+impl Gateway {
     /// Looks at what answers now.
     pub(crate) fn view(&self) -> View<'static> {
         // The place is whole after every statement.

@@ -150,11 +150,14 @@ pub(super) enum Lost {
 impl Lost {
     /// Returns the error of a shard that did not answer.
     pub(super) fn error(&self, shard: u32) -> Error {
-        let lost = |what: &str| Error::new(ErrorKind::Closed, what).with(LOST_SHARD, shard);
+        let lost = |what: &str| {
+            Error::new(ErrorKind::Closed, what)
+                .with(LOST_SHARD, shard)
+                .with("remedy", "start one that members name, or set missing-shard")
+        };
         match self {
-            Self::NoReplica => lost("no server of a shard answers")
-                .with("remedy", "start one that members name, or set missing-shard"),
-            Self::Late => lost("a shard took too long").with("remedy", "try again later"),
+            Self::NoReplica => lost("no server of a shard answers"),
+            Self::Late => lost("no server of a shard answers in time"),
             Self::Failed(status) if status.code() == Code::InvalidArgument => {
                 Error::invalid("a shard refused the lookup")
                     .with("shard_number", shard)
@@ -168,8 +171,7 @@ impl Lost {
             }
             Self::Failed(status) => lost("the servers of a shard failed")
                 .with("code", format_args!("{:?}", status.code()))
-                .with("cause", status.message())
-                .with("remedy", "see the log of the shard's servers"),
+                .with("cause", status.message()),
         }
     }
 

@@ -107,7 +107,6 @@ fn attachment(
     let bytes = serving.view.attachment(&request.name)?.ok_or_else(|| {
         Error::invalid("the generation has no such attachment")
             .with("name", &request.name)
-            .with("remedy", "ask for one that Describe lists")
     })?;
     let bytes = Bytes::from(bytes);
     let start = usize::try_from(request.offset).unwrap_or(usize::MAX).min(bytes.len());

@@ -24,6 +24,7 @@ mod admission;
 mod batches;
 mod deltas;
 mod follow;
+mod gateway;
 mod grpc;
 mod hosted;
 mod hot;

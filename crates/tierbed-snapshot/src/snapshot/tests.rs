@@ -27,6 +27,7 @@ mod placed;
 mod refresh;
 mod resident;
 mod shared;
+mod split;
 mod tails;
 mod tiers;
 

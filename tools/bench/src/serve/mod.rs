@@ -24,6 +24,7 @@ mod load;
 mod peer;
 mod report;
 mod rows;
+mod shards;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,6 +34,7 @@ use tierbed_core::{Error, Result};
 #[serde(tag = "do", rename_all = "snake_case")]
 enum Command {
     Write(rows::WriteJob),
+    Shards(shards::ShardsJob),
     Delta(rows::DeltaJob),
     Fill(peer::FillJob),
     Load(load::LoadJob),
@@ -48,6 +50,7 @@ pub fn serve(command: &str) -> Result<Value> {
         .map_err(|cause| Error::invalid("serve bench command is wrong").with("cause", cause))?;
     match command {
         Command::Write(job) => rows::write(&job),
+        Command::Shards(job) => shards::write(&job),
         Command::Delta(job) => rows::delta(&job),
         Command::Fill(job) => peer::fill(&job),
         Command::Load(job) => load::load(&job),

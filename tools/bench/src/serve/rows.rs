@@ -11,7 +11,7 @@ use tierbed_io::FsFolder;
 use tierbed_snapshot::{Snapshot, SnapshotOptions, SnapshotWriter};
 
 /// Name of the table.
-const TABLE: &str = "rows";
+pub(super) const TABLE: &str = "rows";
 /// Spreads popular rows over the table; odd, so that no two ranks meet in a table of 2^n rows.
 const SPREAD: u64 = 2_654_435_761;
 /// Other numbers than those of weights choose the rows that versions change.
@@ -76,7 +76,7 @@ impl Shape {
 }
 
 /// Returns one weight: a whole number that `f32` has exactly.
-fn weight(row: u64, version: u32, column: usize) -> f32 {
+pub(super) fn weight(row: u64, version: u32, column: usize) -> f32 {
     let version = if version == 0 { 0 } else { mix64(u64::from(version)) };
     (mix64((((column as u64) << 32) | row) ^ version) >> 40) as f32
 }
@@ -183,11 +183,16 @@ fn push(
 }
 
 fn finish(mut writer: SnapshotWriter, shape: Shape) -> Result<Value> {
+    attach_serving(&mut writer, shape)?;
+    let report = writer.finish()?;
+    Ok(json!({ "row_count": report.row_count, "pages_bytes": report.pages_bytes }))
+}
+
+/// Attaches the features, which all read one table.
+pub(super) fn attach_serving(writer: &mut SnapshotWriter, shape: Shape) -> Result<()> {
     let features: Vec<_> = (0..shape.id_count)
         .map(|at| json!({ "name": format!("C{at}"), "table": TABLE, "pooling": "sum" }))
         .collect();
     let serving = json!({ "features": features }).to_string();
-    writer.attach("serving.json", serving.as_bytes())?;
-    let report = writer.finish()?;
-    Ok(json!({ "row_count": report.row_count, "pages_bytes": report.pages_bytes }))
+    writer.attach("serving.json", serving.as_bytes())
 }

@@ -262,6 +262,33 @@ fn every_form_of_a_call_has_the_bits_of_the_snapshot() {
 }
 
 #[test]
+fn ragged_features_are_asked_for_by_name() {
+    let server = Server::start(&grpc(), snapshot(), None).unwrap();
+    let client = Client::new(&server);
+    let inputs = vec![
+        input("user.values", "INT64", &[3]),
+        input("user.lengths", "INT64", &[2]),
+        input("item.v2.values", "INT64", &[1]),
+        input("item.v2.lengths", "INT64", &[1]),
+    ];
+    let raw = [&i64s(&[1, 2, 3])[..], &i64s(&[2, 1]), &i64s(&[3]), &i64s(&[1])];
+    let mut asked = request(inputs, &raw);
+    client.infer(&asked).refused(Code::InvalidArgument, "same number of samples");
+    let parameter_choice = Some(ParameterChoice::BoolParam(true));
+    asked.parameters.insert("ragged".into(), InferParameter { parameter_choice });
+    client.infer(&asked).refused(Code::InvalidArgument, "name the outputs that you want");
+    let output = |name: &str| InferRequestedOutputTensor { name: name.into(), ..Default::default() };
+    asked.outputs = vec![output("user"), output("item.v2")];
+    let answer: ModelInferResponse = client.infer(&asked).answer();
+    let shapes: Vec<_> = answer.outputs.iter().map(|output| output.shape.clone()).collect();
+    assert_eq!(shapes, [vec![2, 4], vec![1, 7]]);
+    let user = [[1.1 + 2.1; 4], [3.1_f32; 4]].concat();
+    assert_eq!(answer.raw_output_contents[0], f32s(&user));
+    asked.parameters.insert("ragged".into(), word("yes"));
+    client.infer(&asked).refused(Code::InvalidArgument, "must be true or false");
+}
+
+#[test]
 fn an_answer_larger_than_all_windows_arrives_whole() {
     let server = Server::start(&grpc(), snapshot(), None).unwrap();
     let client = Client::new(&server);

@@ -12,6 +12,7 @@ use crate::delta::apply_delta;
 use crate::{CacheTier, PageLayout, PlacedTables, TableCodecs, TierStackOptions};
 
 mod chains;
+mod former;
 mod live;
 mod remedies;
 
@@ -134,7 +135,12 @@ fn every_row(snapshot: &Arc<Snapshot>) -> Vec<(RowKey, Vec<u8>)> {
 
 /// Bits of the weights that `snapshot` answers for every row of the tables.
 pub(super) fn answers(snapshot: &Snapshot) -> Vec<u32> {
-    let (view, mut bits) = (snapshot.view(), Vec::new());
+    answers_of(&snapshot.view())
+}
+
+/// Bits of the weights that a generation answers for every row of its tables.
+pub(super) fn answers_of(view: &crate::View<'_>) -> Vec<u32> {
+    let mut bits = Vec::new();
     for (table, at) in view.schema().tables().iter().zip(0..) {
         let plan = FeatureLayout::new(view.schema(), &[(TableId(at), Pooling::None)]).unwrap();
         let ids: Vec<i64> = (0..table.row_count as i64).collect();

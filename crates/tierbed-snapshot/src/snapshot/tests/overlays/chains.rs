@@ -3,15 +3,15 @@
 use super::*;
 
 /// Deltas `a b c` upon each other, and `d e` beside `b c` upon `a`; what each chain answers.
-struct Branches {
-    base: Arc<dyn Folder>,
-    chains: Vec<Branch>,
+pub(super) struct Branches {
+    pub(super) base: Arc<dyn Folder>,
+    pub(super) chains: Vec<Branch>,
 }
 
 /// Deltas, oldest first, and what a snapshot answers with them.
-type Branch = (Vec<Arc<dyn Folder>>, Vec<u32>);
+pub(super) type Branch = (Vec<Arc<dyn Folder>>, Vec<u32>);
 
-fn branches() -> Branches {
+pub(super) fn branches() -> Branches {
     let mut rng = SplitMix64::new(5);
     let mut chain = Chain::publish(schema(), Codec::F32, Vec::new());
     let base = chain.folder.clone();
