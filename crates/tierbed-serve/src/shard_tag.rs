@@ -2,10 +2,11 @@
 
 use serde::Deserialize;
 use tierbed_core::{Error, Result};
+use tierbed_snapshot::shards::SHARD_ATTACHMENT;
 use tierbed_snapshot::View;
 
 /// The attachment that says it.
-const SHARD_NAME: &str = "shard";
+const SHARD_NAME: &str = SHARD_ATTACHMENT;
 
 /// A shard of a publish, and the delta upon it. Answers of shards whose publish and delta are equal
 /// belong together. See docs/reference/formats/shards.md.

@@ -41,19 +41,23 @@ const COUNTERS: [Counted; 6] = [
 ];
 
 /// A gauge: name, help and what it shows.
-type Shown = (&'static str, &'static str, fn(&Shard) -> f64);
+type Shown = (&'static str, &'static str, fn(&Shard) -> u64);
 
 const GAUGES: [Shown; 3] = [
     ("shard_outstanding", "Questions to a shard that are on their way", |shard| {
-        shard.replicas().iter().map(|replica| replica.outstanding()).sum::<u64>() as f64
+        shard.replicas().iter().map(|replica| replica.outstanding()).sum()
     }),
     ("shard_replicas", "Servers of a shard that members name", |shard| {
-        shard.replicas().len() as f64
+        shard.replicas().len() as u64
     }),
     ("shard_replicas_live", "Servers of a shard that answer", |shard| {
-        shard.replicas().iter().filter(|replica| replica.is_live()).count() as f64
+        shard.replicas().iter().filter(|replica| replica.is_live()).count() as u64
     }),
 ];
+
+fn whole(number: u64) -> ConstGauge<i64> {
+    ConstGauge::new(i64::try_from(number).unwrap_or(i64::MAX))
+}
 
 fn label(shard: &Shard) -> [(&'static str, String); 1] {
     [("shard", shard.number().to_string())]
@@ -74,7 +78,7 @@ impl Collector for GatewayCollector {
         for (name, help, show) in GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for shard in shards {
-                ConstGauge::new(show(shard)).encode(family.encode_family(&label(shard))?)?;
+                whole(show(shard)).encode(family.encode_family(&label(shard))?)?;
             }
         }
         let tag = gateway.tag();
@@ -83,7 +87,7 @@ impl Collector for GatewayCollector {
             ("shards_delta", "Deltas upon that publish", tag.delta),
         ];
         for (name, help, number) in numbers {
-            let gauge = ConstGauge::new(number as f64);
+            let gauge = whole(number);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         Ok(())

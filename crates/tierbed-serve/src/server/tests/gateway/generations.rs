@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// Writes a delta of a shard in which all rows of two tables are `number`.
-fn delta(base: &Snapshot, shard: usize, number: u64) -> Arc<dyn Folder> {
+/// Writes a delta of a shard in which all rows of two tables are `number`. It is made against the
+/// snapshot itself, so it takes the place of those before.
+fn delta(shards: &Shards, shard: usize, number: u64) -> Arc<dyn Folder> {
+    let base = &*shards.open(shard);
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let budget = Budget::new(1 << 20);
     let mut writer = SnapshotWriter::create(Arc::clone(&folder), base.schema(), &budget).unwrap();
@@ -22,29 +24,30 @@ fn delta(base: &Snapshot, shard: usize, number: u64) -> Arc<dyn Folder> {
     folder
 }
 
+/// Ends the load however the test ends.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Ids of the whole model whose rows deltas change, some of each shard.
 fn changed_ids(shards: &Shards) -> Vec<i64> {
     let map = shards.map();
-    let of = |shard| {
-        (0..60).step_by(7).map(move |row| (shard, row))
-    };
-    let ids = of(0).chain(of(1)).map(|(shard, row)| {
-        map.global_of(TableId(0), shard, row).unwrap().unwrap() as i64
-    });
-    ids.collect()
+    let of = |shard| (0..60).step_by(7).map(move |row| (shard, row));
+    let global = |(shard, row)| map.global_of(TableId(0), shard, row).unwrap().unwrap() as i64;
+    of(0).chain(of(1)).map(global).collect()
 }
 
 #[test]
 fn test_no_answer_mixes_generations() {
     let shards = Shards::new(2, Ways::Hash);
-    let snapshots = [shards.open(0), shards.open(1)];
-    let servers: Vec<_> = snapshots
-        .iter()
-        .map(|snapshot| Server::start(&kit::shard_options(), Arc::clone(snapshot), None).unwrap())
-        .collect();
+    let servers = shards.start_all();
     // All begin at generation 1.
     for (shard, server) in servers.iter().enumerate() {
-        server.apply(delta(&snapshots[shard], shard, 1)).unwrap();
+        server.apply(delta(&shards, shard, 1)).unwrap();
     }
     let gateway = shards.gateway(&servers, |_| {});
     let ids = changed_ids(&shards);
@@ -81,16 +84,17 @@ fn test_no_answer_mixes_generations() {
                 }
             });
         }
+        let ending = Ends(&ends);
         let mut random = SplitMix64::new(99);
         for number in 2..14 {
             let first = random.below(2) as usize;
             for shard in [first, 1 - first] {
-                servers[shard].apply(delta(&snapshots[shard], shard, number)).unwrap();
+                servers[shard].apply(delta(&shards, shard, number)).unwrap();
                 thread::sleep(Duration::from_millis(random.below(60)));
             }
         }
         thread::sleep(Duration::from_millis(400));
-        ends.store(true, Ordering::Relaxed);
+        drop(ending);
     });
     assert!(answered.into_inner() > 100);
     assert_eq!(newest.into_inner(), 13, "the gateway follows");
@@ -113,7 +117,7 @@ fn a_shard_answers_from_the_generation_before_for_a_while() {
         super::ask(&server, "POST", path, "application/json", body.to_string().as_bytes())
     };
     let old = ask(&before).json();
-    server.apply(delta(&snapshot, 0, 1)).unwrap();
+    server.apply(delta(&shards, 0, 1)).unwrap();
     let now = snapshot.generation().identity;
     assert_ne!(before, now);
     // Asked for all the time, it stays for longer than its time.
@@ -128,7 +132,7 @@ fn a_shard_answers_from_the_generation_before_for_a_while() {
     }
     assert_eq!(snapshot.generations(), [now.clone(), before.clone()]);
     // The next one comes upon it: two answer beside the newest.
-    server.apply(delta(&snapshot, 0, 2)).unwrap();
+    server.apply(delta(&shards, 0, 2)).unwrap();
     assert_eq!(ask(&before).json(), old);
     assert_eq!(snapshot.generations().len(), 3);
     thread::sleep(Duration::from_millis(1_800));
