@@ -17,8 +17,6 @@ from tierbed._native_options import (
     Hyper,
     LogPosition,
     NativeFollowing,
-    NativeRouting,
-    NativeShardClient,
     ReaderOptions,
     RecordOptions,
     SnapshotOptions,
@@ -27,6 +25,7 @@ from tierbed._native_options import (
     VocabularyPolicy,
 )
 from tierbed._native_shards import NativeRowShards, NativeShardMap, PublishedShards
+from tierbed._native_shards import *
 from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod
 from tierbed.placement.build import LogOptions, PlaceOptions

@@ -29,12 +29,9 @@ __all__ = [
     "Hyper",
     "LogPosition",
     "NativeFollowing",
-    "NativeRouting",
-    "NativeShardClient",
     "ReaderOptions",
     "RecordOptions",
     "RecordedGroup",
-    "RoutingOptions",
     "ShardedTable",
     "SnapshotOptions",
     "StoreOptions",
@@ -87,46 +84,6 @@ class NativeFollowing:
         """Why that is not where the channel is, if it could not be pulled."""
 
     def serve(self, address: str, model: Scorer | None, options: ServeOptions) -> NativeServer: ...
-
-class RoutingOptions(TypedDict):
-    """Where the shards are, and how they are asked."""
-
-    route: str
-    members: str
-    missing_shard: str
-    row_type: str
-    ca: str | None
-    certificate: str | None
-    key: str | None
-    server_name: str | None
-    token: str | None
-    wait_s: float
-
-
-@final
-class NativeRouting:
-    """Shards that have been found, until a server or client takes them."""
-
-    def __new__(cls, options: RoutingOptions) -> Self: ...
-    def snapshot(self) -> NativeSnapshot:
-        """What the shards publish beside rows; to be closed before a server answers."""
-
-    def serve(self, address: str, model: Scorer | None, options: ServeOptions) -> NativeServer: ...
-    def client(self) -> NativeShardClient: ...
-
-
-@final
-class NativeShardClient:
-    """Lookups of a divided model without a gateway."""
-
-    def lookup(
-        self, bags: list[tuple[str, bytes, bytes, bytes | None]], pooling: str | None
-    ) -> tuple[str, list[tuple[str, int, int, bytes]]]:
-        """Generation, and (name, rows, elements of a row, f32 words) of each feature."""
-
-    @property
-    def features(self) -> list[str]: ...
-
 
 class RecordedGroup(TypedDict):
     """Tables that are recorded together, and where."""

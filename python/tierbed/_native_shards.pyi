@@ -1,14 +1,23 @@
 """Classes of the native module for shards. A stub: there is no such module."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, Protocol, Self, TypedDict, final
 
 from torch import Tensor
 
-from tierbed._native import NativeQueryLog
+from tierbed._native import NativeQueryLog, NativeServer, NativeSnapshot
 from tierbed.placement.shards import ShardOptions
+from tierbed.serve.models import Scorer
+from tierbed.serve.server import ServeOptions
 
-__all__ = ["NativeRowShards", "NativeShardMap", "PublishedShards"]
+__all__ = [
+    "NativeRouting",
+    "NativeRowShards",
+    "NativeShardClient",
+    "NativeShardMap",
+    "PublishedShards",
+    "RoutingOptions",
+]
 
 class PublishedShards(Protocol):
     """How a publish is divided, with tables by their ids: any dataclass with these fields."""
@@ -57,3 +66,42 @@ class NativeShardMap:
         """Writes the shard of each id, -1 for any, and its row there; all ``[E]`` int64."""
     def rows_of(self, table: str, shard: int) -> int: ...
     def global_of(self, table: str, shard: int, row: int) -> int | None: ...
+
+class RoutingOptions(TypedDict):
+    """Where the shards are, and how they are asked."""
+
+    route: str
+    members: str
+    missing_shard: str
+    row_type: str
+    ca: str | None
+    certificate: str | None
+    key: str | None
+    server_name: str | None
+    token: str | None
+    wait_s: float
+
+
+@final
+class NativeRouting:
+    """Shards that have been found, until a server or client takes them."""
+
+    def __new__(cls, options: RoutingOptions) -> Self: ...
+    def snapshot(self) -> NativeSnapshot:
+        """What the shards publish beside rows; to be closed before a server answers."""
+
+    def serve(self, address: str, model: Scorer | None, options: ServeOptions) -> NativeServer: ...
+    def client(self) -> NativeShardClient: ...
+
+
+@final
+class NativeShardClient:
+    """Lookups of a divided model without a gateway."""
+
+    def lookup(
+        self, bags: list[tuple[str, bytes, bytes, bytes | None]], pooling: str | None
+    ) -> tuple[str, list[tuple[str, int, int, bytes]]]:
+        """Generation, and (name, rows, elements of a row, f32 words) of each feature."""
+
+    @property
+    def features(self) -> list[str]: ...

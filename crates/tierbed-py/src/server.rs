@@ -52,7 +52,8 @@ pub(crate) struct GivenOptions {
     tls_client_names: Vec<String>,
     require_auth: bool,
     deltas: Option<PathBuf>,
-    generation_grace: Option<f64>,
+    /// Seconds, as a number in a text.
+    generation_grace: Option<String>,
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
     snapshot_name: Option<String>,
@@ -82,7 +83,7 @@ impl GivenOptions {
             )?,
             requires_auth: given.require_auth,
             deltas: given.deltas,
-            generation_grace_ms: given.generation_grace.map(|seconds| (seconds * 1e3) as u64),
+            generation_grace_ms: grace_ms(given.generation_grace.as_deref())?,
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
             snapshot_name: given.snapshot_name,
@@ -98,6 +99,14 @@ impl GivenOptions {
             ..defaults
         })
     }
+}
+
+fn grace_ms(seconds: Option<&str>) -> Result<Option<u64>> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    let number: f64 = seconds.parse().map_err(|cause| {
+        Error::invalid("generation_grace is no number of seconds").with("cause", cause)
+    })?;
+    Ok(Some((number * 1e3) as u64))
 }
 
 impl NativeServer {

@@ -2,8 +2,8 @@
 //!
 //! Whoever answers takes the snapshot once, for all of an answer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use tierbed_core::env::{unix_ms, Clock};

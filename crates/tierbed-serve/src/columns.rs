@@ -119,11 +119,7 @@ pub(crate) fn check_weights(weights: Option<&[f32]>) -> Result<()> {
 ///
 /// # Errors
 /// `Invalid`, naming the feature, or when there is none.
-pub(crate) fn check_columns(
-    source: Source<'_>,
-    columns: &[Column],
-    is_ragged: bool,
-) -> Result<()> {
+pub(crate) fn check_columns(source: Source<'_>, columns: &[Column], is_ragged: bool) -> Result<()> {
     let Some(first) = columns.first() else {
         return Err(Error::invalid("a lookup needs at least one feature"));
     };

@@ -136,14 +136,11 @@ impl Hosted {
         Self::begin(&options, head, Moving::Shards(routing))
     }
 
-    fn begin(
-        options: &ServeOptions,
-        snapshot: Arc<Snapshot>,
-        moving: Moving,
-    ) -> Result<Self> {
+    fn begin(options: &ServeOptions, snapshot: Arc<Snapshot>, moving: Moving) -> Result<Self> {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
-        let service = Arc::new(server::service_of(options, snapshot, None, stopping, moving.gateway())?);
+        let service =
+            Arc::new(server::service_of(options, snapshot, None, stopping, moving.gateway())?);
         let follower = Mutex::new(Thread::start(moving, &service)?);
         service.begin();
         Ok(Self { service, follower, stop_ms_max: options.limits.stop_ms_max, _stop: stop })

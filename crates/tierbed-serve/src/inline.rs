@@ -91,7 +91,9 @@ pub(crate) fn answer<'a, P: Checked>(
     prepare: &impl Fn(&Serving<'_>, Held) -> Result<P, Refusal>,
 ) -> Tried<'a, P> {
     let Ask { deadline_us, priority, generation, steps, .. } = *ask;
-    let Some(serving) = service.serving_known(generation) else { return Tried::Left(Stage::Received(held)) };
+    let Some(serving) = service.serving_known(generation) else {
+        return Tried::Left(Stage::Received(held));
+    };
     // Index pages of open vocabularies are rows too: not all of them are in memory.
     if !serving.parts.ids.is_empty() || !P::may_be_quick(&serving) {
         return Tried::Left(Stage::Received(held));

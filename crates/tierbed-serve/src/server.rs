@@ -407,9 +407,7 @@ pub(crate) fn service_of(
         None => generations.of(&snapshot.view())?,
     };
     let answering = Arc::new(Answering::new(snapshot, clock));
-    let is_shard = newest.shard.is_some() && gateway.is_none();
-    let grace_ms = options.generation_grace_ms.unwrap_or(if is_shard { GRACE_MS } else { 0 });
-    answering.keep_former(grace_ms.saturating_mul(1_000));
+    answering.keep_former(grace_us(options, newest.shard.is_some() && gateway.is_none()));
     answering.committed(newest.committed_at_ms);
     let served = Served {
         answering: Arc::clone(&answering),
@@ -448,6 +446,12 @@ pub(crate) fn service_of(
         answering,
         gateway,
     })
+}
+
+/// Returns how long generations before the newest answer, which is that of a shard or not.
+fn grace_us(options: &ServeOptions, is_shard: bool) -> u64 {
+    let grace_ms = options.generation_grace_ms.unwrap_or(if is_shard { GRACE_MS } else { 0 });
+    grace_ms.saturating_mul(1_000)
 }
 
 /// Starts the threads that work for requests, and tells where these may come.

@@ -13,7 +13,15 @@ from pathlib import Path
 from torch import nn
 
 from tierbed._native import NativeServer
-from tierbed.config.words import LogLevel, NotNegative, Positive, PredictMode, check_word
+from tierbed._util.durations import parse_seconds
+from tierbed.config.words import (
+    LogLevel,
+    NotNegative,
+    Positive,
+    PredictMode,
+    SecondsText,
+    check_word,
+)
 from tierbed.errors import InvalidError
 from tierbed.results import Generation
 from tierbed.serve.follow import Follow
@@ -179,6 +187,10 @@ class Server:
         options: ServeOptions | None = None,
     ) -> None:
         given = options or ServeOptions()
+        if given.generation_grace is not None:
+            # The engine takes a number.
+            grace_s = parse_seconds(given.generation_grace, "generation_grace")
+            given = replace(given, generation_grace=str(grace_s))
         check_word("predict", given.predict, PredictMode)
         if not with_model:
             given = replace(given, predict="python")

@@ -35,24 +35,24 @@ RECOVERED_FACTOR = 2.0
 
 def gateway(bench: Bench, dram_bytes: int) -> None:
     """Tells latency and processor time of a gateway beside those of one server."""
-    with started("tierbed", bench.rows, dram_bytes=dram_bytes, protocols=("lookup",)) as [one]:
-        with _gateway(bench, dram_bytes, replicas=1) as (through, _):
-            saturation = bench.sweep("gateway_sweep", through)
-            if not saturation:
-                bench.absent["gateway"] = "it kept up with no rate"
-                return
-            rate, seconds = saturation / 2, bench.options.seconds
-            runs: dict[str, list[Row]] = {one.name: [], through.name: []}
-            for number in range(bench.options.rounds):
-                order = (one, through) if number % 2 else (through, one)
-                for system in order:
-                    [_, phase] = bench.load(system, [rate, rate], seconds / 2)
-                    runs[system.name].append(phase)
-            for name, phases in runs.items():
-                phases.sort(key=lambda phase: phase["good_us"]["p99"])
-                shown = phases[len(phases) // 2]
-                cpu_us = median(_cpu_us(phase) for phase in phases)
-                bench.tell("gateway", name, {**shown, "cpu_us": cpu_us}, saturation=saturation)
+    one_server = started("tierbed", bench.rows, dram_bytes=dram_bytes, protocols=("lookup",))
+    with one_server as [one], _gateway(bench, dram_bytes, replicas=1) as (through, _):
+        saturation = bench.sweep("gateway_sweep", through)
+        if not saturation:
+            bench.absent["gateway"] = "it kept up with no rate"
+            return
+        rate, seconds = saturation / 2, bench.options.seconds
+        runs: dict[str, list[Row]] = {one.name: [], through.name: []}
+        for number in range(bench.options.rounds):
+            order = (one, through) if number % 2 else (through, one)
+            for system in order:
+                [_, phase] = bench.load(system, [rate, rate], seconds / 2)
+                runs[system.name].append(phase)
+        for name, phases in runs.items():
+            phases.sort(key=lambda phase: phase["good_us"]["p99"])
+            shown = phases[len(phases) // 2]
+            cpu_us = median(_cpu_us(phase) for phase in phases)
+            bench.tell("gateway", name, {**shown, "cpu_us": cpu_us}, saturation=saturation)
 
 
 def lost_replica(bench: Bench, dram_bytes: int) -> None:
@@ -107,9 +107,7 @@ def _gateway(
                 log = folder / f"{shard}-{replica}.log"
                 place = folder / f"shard.{shard}"
                 options = ["--grpc-address", "127.0.0.1:0"]
-                server = running.enter_context(
-                    served(place, log, dram_bytes // SHARDS, options)
-                )
+                server = running.enter_context(served(place, log, dram_bytes // SHARDS, options))
                 servers.append(server)
                 own.append(server.grpc)
             members.append({"replicas": own})

@@ -97,23 +97,22 @@ impl Follower {
         let clock = Arc::clone(self.pool.clock());
         let end_us = clock.now_us().saturating_add(wait.as_micros() as u64);
         loop {
-            if let Some(common) = self.common() {
-                return self.make(&common);
-            }
-            if clock.now_us() >= end_us {
-                return Err(self.missing_shards(wait));
+            let made = self.common().map(|common| self.make(&common));
+            let is_over = clock.now_us() >= end_us;
+            match made {
+                Some(Err(error)) if error.kind() == ErrorKind::Closed && !is_over => {}
+                Some(made) => return made,
+                None if is_over => return Err(self.missing_shards(wait)),
+                None => {}
             }
             std::thread::sleep(PAUSE);
-            if let Err(error) = self.read_members() {
-                return Err(error);
-            }
+            self.read_members()?;
         }
     }
 
     fn missing_shards(&self, wait: Duration) -> Error {
-        let is_there = |shard: &&super::pool::Shard| {
-            shard.replicas().iter().any(|replica| replica.is_live())
-        };
+        let is_there =
+            |shard: &&super::pool::Shard| shard.replicas().iter().any(|replica| replica.is_live());
         let missing = self.pool.shards.iter().filter(|shard| !is_there(shard));
         let missing: Vec<_> = missing.map(|shard| shard.number().to_string()).collect();
         let error = Error::new(ErrorKind::Closed, "the shards do not answer together")

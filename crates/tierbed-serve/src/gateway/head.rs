@@ -126,10 +126,9 @@ fn whole(told: &Schema, map: &ShardMap) -> Result<Schema> {
             .with("publish", map.publish())
             .with("remedy", "give the shards.json that was published with the shards"));
     }
-    let tables = divided.zip(told.tables()).map(|(divided, told)| TableSchema {
-        row_count: divided.row_count,
-        ..told.clone()
-    });
+    let tables = divided
+        .zip(told.tables())
+        .map(|(divided, told)| TableSchema { row_count: divided.row_count, ..told.clone() });
     Schema::new(tables.collect())
 }
 

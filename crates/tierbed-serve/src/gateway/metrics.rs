@@ -26,11 +26,9 @@ const COUNTERS: [Counted; 6] = [
         "Questions asked again of another server because an answer took long",
         |counts| &counts.hedged,
     ),
-    (
-        "shard_retries",
-        "Questions asked again of another server because one failed",
-        |counts| &counts.retried,
-    ),
+    ("shard_retries", "Questions asked again of another server because one failed", |counts| {
+        &counts.retried
+    }),
     ("shard_failures", "Failures of servers of a shard", |counts| &counts.failed),
     ("shard_lost", "Questions that no server of a shard answered", |counts| &counts.lost),
     (
@@ -68,8 +66,7 @@ impl Collector for GatewayCollector {
         let Self(gateway) = self;
         let shards = &gateway.pool.shards;
         for (name, help, count) in COUNTERS {
-            let mut family =
-                encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for shard in shards {
                 let counter = ConstCounter::new(count(&shard.counts).load(Ordering::Relaxed));
                 counter.encode(family.encode_family(&label(shard))?)?;

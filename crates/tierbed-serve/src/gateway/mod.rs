@@ -1,8 +1,8 @@
 //! Gateway: a server without rows, which asks the servers of shards for them.
 //!
 //! ```text
-//! request ─▶ executor: all that wait ─▶ split by shard ─▶ one ModelInfer per shard ─▶ joined, pooled
-//!                                                                                      └▶ model ─▶ answer
+//! requests ─▶ executor: all that wait ─▶ split by shard ─▶ one ModelInfer per shard
+//!                              answers ◀─ model, if asked ◀─ joined, pooled ◀─┘
 //! ```
 //!
 //! Whatever a server answers a gateway answers, with the same bits: only where rows come from is

@@ -227,9 +227,10 @@ impl Shard {
         // Equal ones take turns.
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize % replicas.len().max(1);
         let (before, behind) = replicas.split_at(turn);
-        let there = behind.iter().chain(before).filter(|replica| {
-            replica.is_live() && replica.has(identity) && !is_tried(replica)
-        });
+        let there = behind
+            .iter()
+            .chain(before)
+            .filter(|replica| replica.is_live() && replica.has(identity) && !is_tried(replica));
         there.min_by_key(|replica| replica.outstanding()).cloned()
     }
 

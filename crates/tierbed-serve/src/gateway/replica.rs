@@ -84,9 +84,8 @@ impl Replica {
     /// `Invalid` for an address that is none, and files of TLS that cannot be used.
     pub(super) fn open(shard: u32, address: &str, access: &Arc<Access>) -> Result<Arc<Self>> {
         let wrong = |cause: tonic::transport::Error| {
-            let cause = std::error::Error::source(&cause).map_or(cause.to_string(), |source| {
-                format!("{cause}: {source}")
-            });
+            let cause = std::error::Error::source(&cause)
+                .map_or(cause.to_string(), |source| format!("{cause}: {source}"));
             Error::invalid("a server of a shard cannot be reached like this")
                 .with("address", address)
                 .with("cause", cause)
@@ -162,9 +161,10 @@ impl Replica {
         });
         let answered = poll_fn(|cx| match asking.as_mut().poll(cx) {
             Poll::Ready(answered) => Poll::Ready(answered),
-            Poll::Pending => going.as_mut().poll(cx).map(|()| {
-                Err(Status::unavailable("the server was seen to be gone"))
-            }),
+            Poll::Pending => going
+                .as_mut()
+                .poll(cx)
+                .map(|()| Err(Status::unavailable("the server was seen to be gone"))),
         });
         let answered = answered.await;
         if answered.as_ref().is_err_and(is_gone) {
@@ -257,6 +257,10 @@ pub(super) struct Using(pub(super) Vec<Arc<str>>);
 
 impl Using {
     fn identity_of(&self, shard: u32) -> String {
-        self.0.get(shard as usize).map_or_else(String::new, |identity| identity.to_string())
+        match self.0.get(shard as usize) {
+            Some(identity) => identity.to_string(),
+            // The gateway asks for nothing yet.
+            None => String::new(),
+        }
     }
 }

@@ -105,9 +105,8 @@ impl ShardedRows {
             let request = self.request(part, &identity)?;
             let (pool, shard) = (Arc::clone(&self.pool), part.shard);
             let question = Question { identity, request, until };
-            let asked = async move {
-                (at, pool.shard(shard).ask(&**pool.clock(), &question).await)
-            };
+            let asked =
+                async move { (at, pool.shard(shard).ask(&**pool.clock(), &question).await) };
             asking.spawn_on(asked, &self.runtime);
         }
         let answered = self.runtime.block_on(async {
@@ -132,10 +131,8 @@ impl ShardedRows {
 
     /// Makes the question to a shard: bags of a feature for each table.
     fn request(&self, part: &ShardPart, identity: &str) -> Result<ModelInferRequest> {
-        let mut request = ModelInferRequest {
-            model_name: self.model.clone(),
-            ..ModelInferRequest::default()
-        };
+        let mut request =
+            ModelInferRequest { model_name: self.model.clone(), ..ModelInferRequest::default() };
         let mut set = |name: &str, choice| {
             let parameter = InferParameter { parameter_choice: Some(choice) };
             request.parameters.insert(name.to_owned(), parameter);

@@ -171,17 +171,8 @@ pub(super) async fn made(
     let pack = told_as.map(Pack::Message);
     let steps = &origin.steps;
     let generation = addressed.generation()?;
-    let asked = Asked {
-        route,
-        kind,
-        start_us,
-        deadline,
-        hurry,
-        generation,
-        body_bytes,
-        pack,
-        steps,
-    };
+    let asked =
+        Asked { route, kind, start_us, deadline, hurry, generation, body_bytes, pack, steps };
     let made = infer::answer(service, asked, Encoded::Message(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);

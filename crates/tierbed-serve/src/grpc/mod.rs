@@ -18,8 +18,8 @@ pub(crate) mod message;
 mod messages;
 mod outgoing;
 pub(crate) mod reply;
-pub(crate) mod status;
 mod shards;
+pub(crate) mod status;
 mod stream;
 
 use std::sync::Arc;

@@ -88,15 +88,21 @@ fn describe(service: &Service, request: &DescribeRequest) -> Result<DescribeResp
     let serving = service.serving(Some(&request.generation))?;
     let schema = serde_json::to_string(serving.view.schema())
         .map_err(|cause| Error::invalid("cannot encode the tables").with("cause", cause))?;
-    let features = serving.parts.features.iter().map(|feature| Feature {
-        name: feature.name.clone(),
-        table: feature.table_name.clone(),
-    });
-    let attachments = serving.view.attachments().iter().map(|attachment| Attachment {
-        name: attachment.name.clone(),
-        bytes: attachment.bytes,
-    });
-    Ok(DescribeResponse { schema, features: features.collect(), attachments: attachments.collect() })
+    let features = serving
+        .parts
+        .features
+        .iter()
+        .map(|feature| Feature { name: feature.name.clone(), table: feature.table_name.clone() });
+    let attachments = serving
+        .view
+        .attachments()
+        .iter()
+        .map(|attachment| Attachment { name: attachment.name.clone(), bytes: attachment.bytes });
+    Ok(DescribeResponse {
+        schema,
+        features: features.collect(),
+        attachments: attachments.collect(),
+    })
 }
 
 fn attachment(
@@ -105,8 +111,7 @@ fn attachment(
 ) -> Result<AttachmentResponse, Refusal> {
     let serving = service.serving(Some(&request.generation))?;
     let bytes = serving.view.attachment(&request.name)?.ok_or_else(|| {
-        Error::invalid("the generation has no such attachment")
-            .with("name", &request.name)
+        Error::invalid("the generation has no such attachment").with("name", &request.name)
     })?;
     let bytes = Bytes::from(bytes);
     let start = usize::try_from(request.offset).unwrap_or(usize::MAX).min(bytes.len());

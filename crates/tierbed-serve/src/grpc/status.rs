@@ -25,7 +25,9 @@ pub(crate) fn code(refusal: &Refusal) -> Code {
         (StatusCode::NOT_IMPLEMENTED | StatusCode::UNSUPPORTED_MEDIA_TYPE, ..) => {
             Code::Unimplemented
         }
-        (StatusCode::SERVICE_UNAVAILABLE, Some("stopping" | LOST_SHARD) | None, _) => Code::Unavailable,
+        (StatusCode::SERVICE_UNAVAILABLE, Some("stopping" | LOST_SHARD) | None, _) => {
+            Code::Unavailable
+        }
         // Of clients that were told "unavailable" many would ask again at once.
         (StatusCode::SERVICE_UNAVAILABLE, ..) => Code::ResourceExhausted,
         (StatusCode::INTERNAL_SERVER_ERROR, _, "corruption") => Code::DataLoss,

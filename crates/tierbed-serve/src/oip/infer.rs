@@ -68,17 +68,8 @@ pub(crate) async fn inferred(
         drop(bytes);
         let body_bytes = *body_bytes;
         let (route, steps) = (INFER, &origin.steps);
-        let asked = Asked {
-            route,
-            kind,
-            start_us,
-            deadline,
-            hurry,
-            generation,
-            body_bytes,
-            pack,
-            steps,
-        };
+        let asked =
+            Asked { route, kind, start_us, deadline, hurry, generation, body_bytes, pack, steps };
         answer(service, asked, Encoded::Json(parts), held).await
     };
     let made = made.await;
@@ -115,8 +106,9 @@ pub(crate) async fn answer(
     held: Held,
 ) -> Result<Made, Refusal> {
     let Asked { route, kind, start_us, deadline: Deadline(latest_us), .. } = asked;
-    let Asked { hurry: Hurry { timeout_us, priority }, body_bytes, generation, pack, steps, .. } =
-        asked;
+    let Asked {
+        hurry: Hurry { timeout_us, priority }, body_bytes, generation, pack, steps, ..
+    } = asked;
     steps.of_model(service.models.name(kind));
     let own_us = timeout_us.map_or(latest_us, |us| start_us.saturating_add(us));
     let deadline_us = own_us.min(latest_us);

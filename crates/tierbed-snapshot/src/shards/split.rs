@@ -251,7 +251,7 @@ impl Making {
             let own = bounds[0] as usize - range.start..bounds[1] as usize - range.start;
             let shard_of = |located: &Located| located.shard.unwrap_or(choice.anywhere);
             let whole = Bag {
-                shard: located.get(own.start).map_or(choice.anywhere, shard_of),
+                shard: if own.is_empty() { choice.anywhere } else { shard_of(&located[own.start]) },
                 table,
                 dim,
                 ids: &ids[own.clone()],

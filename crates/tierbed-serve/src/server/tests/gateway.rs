@@ -6,8 +6,8 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
 
 use self::kit::{Shards, Ways};
-use super::*;
 use super::models::Scoring;
+use super::*;
 use crate::gateway::{GatewayOptions, MissingShard, Routing, RowType};
 
 mod generations;
@@ -133,12 +133,9 @@ fn predictions_are_scored_at_the_gateway() {
     let shards = Shards::new(2, Ways::Mixed);
     let servers = shards.start_all();
     let scoring = || Some(Arc::new(Scoring::default()) as Arc<dyn Predictor>);
-    let gateway = Server::route(
-            &options(),
-            Routing::begin(&shards.routing(&servers)).unwrap(),
-            scoring(),
-        )
-        .unwrap();
+    let gateway =
+        Server::route(&options(), Routing::begin(&shards.routing(&servers)).unwrap(), scoring())
+            .unwrap();
     let one = Server::start(&options(), Arc::clone(&shards.whole), scoring()).unwrap();
     let body = json!({"dense": [[0.5], [7]], "values": [5, 6, 6, 9]}).to_string();
     let predict = |server| {

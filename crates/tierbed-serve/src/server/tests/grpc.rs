@@ -277,7 +277,8 @@ fn ragged_features_are_asked_for_by_name() {
     let parameter_choice = Some(ParameterChoice::BoolParam(true));
     asked.parameters.insert("ragged".into(), InferParameter { parameter_choice });
     client.infer(&asked).refused(Code::InvalidArgument, "name the outputs that you want");
-    let output = |name: &str| InferRequestedOutputTensor { name: name.into(), ..Default::default() };
+    let output =
+        |name: &str| InferRequestedOutputTensor { name: name.into(), ..Default::default() };
     asked.outputs = vec![output("user"), output("item.v2")];
     let answer: ModelInferResponse = client.infer(&asked).answer();
     let shapes: Vec<_> = answer.outputs.iter().map(|output| output.shape.clone()).collect();

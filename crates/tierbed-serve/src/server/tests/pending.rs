@@ -159,16 +159,15 @@ fn no_request_goes_before_those_that_wait() {
         crate::lookup::prepare(serving.source(), &serving.limits, &body, held, false)
     };
     let (priority, steps) = (Priority::Normal, &Steps::default());
-    let ask =
-        Ask {
-            route: LOOKUP,
-            deadline_us: u64::MAX,
-            priority,
-            body_bytes: 1,
-            generation: None,
-            pack: None,
-            steps,
-        };
+    let ask = Ask {
+        route: LOOKUP,
+        deadline_us: u64::MAX,
+        priority,
+        body_bytes: 1,
+        generation: None,
+        pack: None,
+        steps,
+    };
     let goes_ahead = || {
         let held = service.buffers.hold_nothing();
         // A page may have come before anybody looked.

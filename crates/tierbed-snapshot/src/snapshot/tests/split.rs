@@ -1,7 +1,9 @@
 //! Lookups that are split by shards, against one lookup of the snapshot that has all rows.
 
 use super::*;
-use crate::shards::{DividedTable, Division, ShardInfo, ShardMap, ShardsManifest, Split, SHARDS_NAME};
+use crate::shards::{
+    DividedTable, Division, ShardInfo, ShardMap, ShardsManifest, Split, SHARDS_NAME,
+};
 use crate::Ask;
 
 fn map(schema: &Schema, rng: &mut SplitMix64) -> ShardMap {
@@ -95,14 +97,14 @@ fn splits_have_the_bits_of_one_lookup() {
         let lens = asked.iter().map(|asked| asked.plan.output_len(&asked.bags()));
         let mut outs: Vec<_> = lens.map(|len| vec![f32::NAN; len]).collect();
         let asks = asked.iter().zip(&mut outs);
-        let mut asks: Vec<_> = asks
-            .map(|(asked, out)| Ask { plan: &asked.plan, bags: asked.bags(), out })
-            .collect();
+        let mut asks: Vec<_> =
+            asks.map(|(asked, out)| Ask { plan: &asked.plan, bags: asked.bags(), out }).collect();
         let mut split = Split::new(&map, &asks, 0).unwrap();
         for part in 0..split.parts().len() {
             for table in 0..split.parts()[part].tables.len() {
                 let of = &split.parts()[part];
-                (pooled, alone) = (pooled + usize::from(of.is_pooled), alone + usize::from(!of.is_pooled));
+                (pooled, alone) =
+                    (pooled + usize::from(of.is_pooled), alone + usize::from(!of.is_pooled));
                 let pooling = if of.is_pooled { Pooling::Sum } else { Pooling::None };
                 let of = &of.tables[table];
                 for (value, id) in of.values.iter().zip(&of.ids) {

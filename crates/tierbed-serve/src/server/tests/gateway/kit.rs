@@ -122,7 +122,8 @@ impl Shards {
     pub(super) fn name(&self, servers: &[&[Server]]) {
         let shards = servers.iter().map(|replicas| {
             let addresses = replicas.iter().map(|server| server.grpc_address().unwrap());
-            let addresses: Vec<_> = addresses.map(|address| format!("{:?}", address.to_string())).collect();
+            let addresses: Vec<_> =
+                addresses.map(|address| format!("{:?}", address.to_string())).collect();
             format!("[[shard]]\nreplicas = [{}]\n", addresses.join(", "))
         });
         let text: String = shards.collect();
@@ -155,10 +156,12 @@ impl Shards {
 /// Writes the snapshot of a shard: every row that it has, stored in the whole one or not.
 fn written(whole: &Snapshot, map: &ShardMap, shard: usize) -> Arc<dyn Folder> {
     let rows_of = |at: usize| map.rows_of(TableId(at as u32), shard as u32).unwrap();
-    let tables = whole.schema().tables().iter().enumerate().map(|(at, table)| TableSchema {
-        row_count: rows_of(at).max(1),
-        ..table.clone()
-    });
+    let tables = whole
+        .schema()
+        .tables()
+        .iter()
+        .enumerate()
+        .map(|(at, table)| TableSchema { row_count: rows_of(at).max(1), ..table.clone() });
     let schema = Schema::new(tables.collect()).unwrap();
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let budget = Budget::new(1 << 20);
@@ -167,7 +170,12 @@ fn written(whole: &Snapshot, map: &ShardMap, shard: usize) -> Arc<dyn Folder> {
         let table = TableId(at as u32);
         for row in 0..rows_of(at) {
             let global = map.global_of(table, shard as u32, row).unwrap().unwrap();
-            let bags = Bags { indices: &[global as i64], offsets: &[0, 1], weights: None, feature_count: 1 };
+            let bags = Bags {
+                indices: &[global as i64],
+                offsets: &[0, 1],
+                weights: None,
+                feature_count: 1,
+            };
             let weights = direct(whole, at as u32, Pooling::None, &bags);
             writer.push(table, RowId(row), &weights).unwrap();
         }

@@ -94,11 +94,8 @@ fn limits_of_shards_are_those_of_the_gateway() {
 #[test]
 fn a_table_that_no_feature_reads_cannot_be_asked_for() {
     let shards = Shards::new(1, Ways::Hash);
-    let feature = |name: &str| ServedFeature {
-        name: name.into(),
-        table: name.into(),
-        pooling: "sum".into(),
-    };
+    let feature =
+        |name: &str| ServedFeature { name: name.into(), table: name.into(), pooling: "sum".into() };
     let few = ServeOptions { features: Some(vec![feature("user")]), ..kit::shard_options() };
     let server = Server::start(&few, shards.open(0), None).unwrap();
     let gateway = shards.gateway(std::slice::from_ref(&server), |_| {});

@@ -90,7 +90,8 @@ fn test_a_lost_shard_is_said() {
     map.locate(TableId(0), &(0..9).collect::<Vec<_>>(), &mut located).unwrap();
     let of = |shard| located.iter().position(|at| at.shard == Some(shard)).unwrap() as i64;
     let (here, lost) = (of(0), of(1));
-    let body = |ids: &[i64]| json!({"features": {"user": {"values": ids, "offsets": [0, ids.len()]}}});
+    let body =
+        |ids: &[i64]| json!({"features": {"user": {"values": ids, "offsets": [0, ids.len()]}}});
     assert_eq!(post_json(&gateway, &body(&[here])).status, 200);
     let answer = post_json(&gateway, &body(&[here, lost]));
     assert_eq!((answer.status, answer.field("retry-after")), (503, "1"), "{}", answer.text());
