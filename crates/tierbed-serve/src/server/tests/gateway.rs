@@ -17,7 +17,9 @@ mod replicas;
 
 /// Starts a gateway.
 fn route(routing: &GatewayOptions) -> Result<Server> {
-    Server::route(&options(), Routing::begin(routing)?, None)
+    // What is refused here is refused for a reason, and not because other tests take the cores.
+    let patient = limited(|limits| limits.queue_ms_max = 5_000);
+    Server::route(&patient, Routing::begin(routing)?, None)
 }
 
 /// Makes a lookup of some features with random bags.

@@ -34,7 +34,8 @@ pub(super) fn open(folder: &Arc<dyn Folder>) -> Arc<Snapshot> {
 
 /// A shard's server listens for gRPC.
 pub(super) fn shard_options() -> ServeOptions {
-    ServeOptions { grpc_address: Some("127.0.0.1:0".into()), ..options() }
+    let patient = limited(|limits| limits.queue_ms_max = 5_000);
+    ServeOptions { grpc_address: Some("127.0.0.1:0".into()), ..patient }
 }
 
 /// What the snapshot of a shard says of itself.
@@ -148,7 +149,8 @@ impl Shards {
     ) -> Server {
         let mut routing = self.routing(servers);
         change(&mut routing);
-        let options = ServeOptions { grpc_address: Some("127.0.0.1:0".into()), ..options() };
+        let patient = limited(|limits| limits.queue_ms_max = 5_000);
+        let options = ServeOptions { grpc_address: Some("127.0.0.1:0".into()), ..patient };
         Server::route(&options, Routing::begin(&routing).unwrap(), None).unwrap()
     }
 }

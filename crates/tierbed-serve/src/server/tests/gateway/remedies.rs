@@ -99,10 +99,10 @@ fn a_table_that_no_feature_reads_cannot_be_asked_for() {
     let few = ServeOptions { features: Some(vec![feature("user")]), ..kit::shard_options() };
     let server = Server::start(&few, shards.open(0), None).unwrap();
     let gateway = shards.gateway(std::slice::from_ref(&server), |_| {});
-    let ask = |gateway, name: &str| {
+    fn ask(gateway: &Server, name: &str) -> Answer {
         let feature = json!({"values": [1], "offsets": [0, 1]});
         post_json(gateway, &json!({"features": {name: feature}}))
-    };
+    }
     assert_eq!(ask(&gateway, "user").status, 200);
     let answer = ask(&gateway, "site");
     assert!(answer.text().contains("publish with a feature of each table"), "{}", answer.text());
