@@ -13,7 +13,7 @@ pub(crate) const JSON: &str = "application/json";
 /// Seconds after which a client that was refused may ask again.
 pub(crate) const RETRY_AFTER_S: &str = "1";
 
-/// What an error names that tells of a shard of which nobody answers; and the reason of the refusal.
+/// What an error names that tells of a shard that does not answer, and the reason of its refusal.
 pub(crate) const LOST_SHARD: &str = "shard";
 
 /// A request that was refused or failed.

@@ -318,8 +318,8 @@ pub struct Serving {
     /// newest, by name, as it comes.
     #[arg(long, value_name = "FOLDER")]
     pub deltas: Option<PathBuf>,
-    /// How long a shard answers from a generation before the newest, after the last who asked for
-    /// it; by default 5 s for shards, and 0 for others.
+    /// How long a shard answers from older generations, after they were last asked for; by
+    /// default 5 s, and 0 for servers of no shard.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub generation_grace: Option<f64>,
     /// Threads that move bytes; by default 2, or the number of cores if less.

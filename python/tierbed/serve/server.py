@@ -97,8 +97,8 @@ class ServeOptions:
         require_auth: Refuse an address that others can reach without tokens or tls_client_ca.
         deltas: A folder into which deltas are published, each a folder in it: the server answers
             from the newest, by name, as it comes.
-        generation_grace: How long a shard answers from a generation before the newest, after the
-            last who asked for it; by default 5 s for shards, and 0 for others.
+        generation_grace: How long a shard answers from older generations, after they were
+            last asked for; by default 5 s, and 0 for servers of no shard.
         limits: What requests and clients may cost.
         worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
