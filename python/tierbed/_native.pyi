@@ -24,7 +24,6 @@ from tierbed._native_options import (
     TableSchema,
     VocabularyPolicy,
 )
-from tierbed._native_shards import NativeRowShards, NativeShardMap, PublishedShards
 from tierbed._native_shards import *
 from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod

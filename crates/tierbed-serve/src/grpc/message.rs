@@ -61,11 +61,15 @@ impl Addressed {
     /// # Errors
     /// `Invalid` for a name that is no string.
     pub(crate) fn generation(&self) -> Result<Option<&str>> {
-        let Some(found) = self.parameters.get(GENERATION) else { return Ok(None) };
-        match &found.parameter_choice {
-            Some(ParameterChoice::StringParam(word)) => Ok(Some(word)),
-            _ => Err(Error::invalid("parameter must be a string").with("parameter", GENERATION)),
+        fn word(found: &InferParameter) -> Result<&str> {
+            match &found.parameter_choice {
+                Some(ParameterChoice::StringParam(word)) => Ok(word),
+                _ => {
+                    Err(Error::invalid("parameter must be a string").with("parameter", GENERATION))
+                }
+            }
         }
+        self.parameters.get(GENERATION).map(word).transpose()
     }
 
     fn integer(&self, name: &str) -> Result<Option<u64>> {
