@@ -133,7 +133,7 @@ impl Hosted {
         let clock = Arc::clone(routing.clock());
         let options = ServeOptions { snapshot_name: Some(name), clock, ..options.clone() };
         let head = routing.snapshot();
-        Self::begin(&options, head, Moving::Shards(routing))
+        Self::begin(&options, head, Moving::Shards(Box::new(routing)))
     }
 
     fn begin(options: &ServeOptions, snapshot: Arc<Snapshot>, moving: Moving) -> Result<Self> {

@@ -72,7 +72,7 @@ struct Running {
 pub(crate) enum Moving {
     Nothing,
     Channel(Box<Following>),
-    Shards(Routing),
+    Shards(Box<Routing>),
 }
 
 impl Moving {
@@ -98,7 +98,7 @@ impl Thread {
             Moving::Channel(following) => {
                 FollowThread::start(Some(*following), service)?.map(Self::Channel)
             }
-            Moving::Shards(routing) => Some(Self::Shards(GatewayThread::start(routing, service)?)),
+            Moving::Shards(routing) => Some(Self::Shards(GatewayThread::start(*routing, service)?)),
         })
     }
 
@@ -157,7 +157,7 @@ impl Server {
         let clock = Arc::clone(routing.clock());
         let options = ServeOptions { snapshot_name: Some(name), clock, ..options.clone() };
         let head = routing.snapshot();
-        Self::begin(&options, head, predictor, Moving::Shards(routing))
+        Self::begin(&options, head, predictor, Moving::Shards(Box::new(routing)))
     }
 
     /// As [`start`](Self::start); answers from the version that a channel is at, and follows it.
