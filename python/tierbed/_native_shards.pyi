@@ -1,9 +1,10 @@
 """Classes of the native module for shards. A stub: there is no such module."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, Self, TypedDict, final
+from typing import Any, Literal, Protocol, TypedDict, final
 
 from torch import Tensor
+from typing_extensions import Self
 
 from tierbed._native import NativeQueryLog, NativeServer, NativeSnapshot
 from tierbed.placement.shards import ShardOptions

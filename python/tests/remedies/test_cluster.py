@@ -140,6 +140,10 @@ def test_blocks_of_a_cluster_are_whole_logs_without_a_cache(tmp_path: Path, caps
     assert main([*asked, "--ray", "local"]) == 2
     assert "leave out --cache-share, or --ray" in capsys.readouterr().err
     assert main(asked) == 0
+    shards = [*asked[:-2], "--shards", "2"]
+    assert main([*shards, "--ray", "local"]) == 2
+    assert "leave out --shards, or --ray" in capsys.readouterr().err
+    assert main(shards) == 0
 
 
 def test_queries_are_recorded_where_one_may_write(tmp_path: Path) -> None:
