@@ -199,8 +199,8 @@ impl Exchange {
     /// `Invalid` when there is no such batch.
     pub(crate) fn take_number(&mut self, number: u64, wants: Wants) -> Result<Step> {
         let count = number as usize;
-        let Some(mut step) = self.ahead.steps.drain(..count.min(self.ahead.steps.len())).last()
-        else {
+        let known = count.min(self.ahead.steps.len());
+        let Some(mut step) = self.ahead.steps.drain(..known).next_back() else {
             return Err(Error::invalid("no such batch was announced").with("number", number));
         };
         let passed = count.min(self.ahead.brought);

@@ -88,6 +88,13 @@ pub(crate) struct AskedIndices {
     pub(crate) positions: Range<usize>,
 }
 
+/// What came for one part of the batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answer<'a> {
+    pub(crate) part: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
 /// What this node asked of `holder`.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
@@ -216,16 +223,16 @@ impl Asked {
         self.parts[part].sections.start(group)
     }
 
-    /// Copies the rows of `group` in the `answer` to `part` to every index that waits for them;
+    /// Copies the rows of `group` in the `answer` to every index that waits for them;
     /// `rows_at` is where rows begin in the regions of this node's ranks, `regions`.
     pub(crate) fn place_rows(
         &self,
-        part: usize,
         group: usize,
-        answer: &[u8],
+        answer: Answer<'_>,
         rows_at: usize,
         regions: &[Region<'_>],
     ) {
+        let Answer { part, bytes: answer } = answer;
         let of_part = &self.parts[part];
         for member in &of_part.members[group] {
             let first = of_part.sections.start(group) + member.first;

@@ -56,8 +56,9 @@ pub(crate) fn write_message(
     write_number(options.part_count as u64, &mut bags);
     for source in sources {
         write_number(source.bags.batch_size() as u64, &mut bags);
-        let weights = u8::from(source.bags.weights.is_some()) * HAS_WEIGHTS;
-        bags.push(weights | u8::from(source.wants_weight_grads) * WANTS_WEIGHT_GRADS);
+        let has_weights = u8::from(source.bags.weights.is_some()) * HAS_WEIGHTS;
+        let wants_grads = u8::from(source.wants_weight_grads) * WANTS_WEIGHT_GRADS;
+        bags.push(has_weights | wants_grads);
     }
     let mut mirrors = Vec::new();
     for group in plan.groups(holder) {
@@ -90,64 +91,70 @@ pub(crate) fn write_message(
     message
 }
 
-/// Reads what the ranks of `node` want of `rank`.
-///
-/// # Errors
-/// `Invalid` when that node has another plan or other parts, `Corruption` for a message that is
-/// none.
-pub(crate) fn read_message<'a>(
-    plan: &ExchangePlan,
-    nodes: Nodes,
-    rank: usize,
-    node: usize,
-    bytes: &'a [u8],
-    part_count: usize,
-) -> Result<Heard<'a>> {
-    let mut whole = Reader::new(bytes);
-    let other = || nodes.ranks_of(node).start + nodes.local(rank);
-    if whole.word()? != plan.fingerprint() {
-        return Err(Error::invalid(format!("rank {} has another plan", other()))
-            .with("rank", other())
-            .with("remedy", "give all ranks the same tables, plan and limits"));
-    }
-    let length = usize::try_from(whole.word()?).map_err(|_| damaged())?;
-    let mut reader = Reader::new(whole.take(length)?);
-    let found = reader.count()?;
-    if found != part_count {
-        return Err(Error::invalid(format!("rank {} has other parts", other()))
-            .with("rank", other())
-            .with("found_parts", found)
-            .with("expected_parts", part_count)
-            .with("remedy", "all ranks divide a batch into equally many parts"));
-    }
-    let mut ranks = Vec::new();
-    for rank in nodes.ranks_of(node) {
-        let sample_count = reader.count()?;
-        let flags = reader.byte()?;
-        ranks.push(AwayRank {
-            rank,
-            sample_count,
-            has_weights: flags & HAS_WEIGHTS != 0,
-            wants_weight_grads: flags & WANTS_WEIGHT_GRADS != 0,
-            groups: Vec::new(),
-        });
-    }
-    for group in plan.groups(rank) {
-        ranks.iter_mut().for_each(|rank| rank.groups.push(Vec::new()));
-        if group.kind == GroupKind::Mirrors {
-            continue;
+/// Who reads a message.
+#[derive(Clone, Copy)]
+pub(crate) struct Hearer<'p> {
+    pub(crate) plan: &'p ExchangePlan,
+    pub(crate) nodes: Nodes,
+    pub(crate) rank: usize,
+    /// Parts of its own batch.
+    pub(crate) part_count: usize,
+}
+
+impl Hearer<'_> {
+    /// Reads what the ranks of `node` want.
+    ///
+    /// # Errors
+    /// `Invalid` when that node has another plan or other parts, `Corruption` for a message that is
+    /// none.
+    pub(crate) fn read<'a>(self, node: usize, bytes: &'a [u8]) -> Result<Heard<'a>> {
+        let Self { plan, nodes, rank, part_count } = self;
+        let mut whole = Reader::new(bytes);
+        let other = || nodes.ranks_of(node).start + nodes.local(rank);
+        if whole.word()? != plan.fingerprint() {
+            return Err(Error::invalid(format!("rank {} has another plan", other()))
+                .with("rank", other())
+                .with("remedy", "give all ranks the same tables, plan and limits"));
         }
-        for member in &group.members {
-            let (_, pooling) = plan.features()[member.feature];
-            let form = MemberForm::of(group.kind, member, pooling);
-            for rank in &mut ranks {
-                let bags = form.read(&mut reader, rank.sample_count, rank.has_weights)?;
-                rank.groups.last_mut().ok_or_else(damaged)?.push(bags);
+        let length = usize::try_from(whole.word()?).map_err(|_| damaged())?;
+        let mut reader = Reader::new(whole.take(length)?);
+        let found = reader.count()?;
+        if found != part_count {
+            return Err(Error::invalid(format!("rank {} has other parts", other()))
+                .with("rank", other())
+                .with("found_parts", found)
+                .with("expected_parts", part_count)
+                .with("remedy", "all ranks divide a batch into equally many parts"));
+        }
+        let mut ranks = Vec::new();
+        for rank in nodes.ranks_of(node) {
+            let sample_count = reader.count()?;
+            let flags = reader.byte()?;
+            ranks.push(AwayRank {
+                rank,
+                sample_count,
+                has_weights: flags & HAS_WEIGHTS != 0,
+                wants_weight_grads: flags & WANTS_WEIGHT_GRADS != 0,
+                groups: Vec::new(),
+            });
+        }
+        for group in plan.groups(rank) {
+            ranks.iter_mut().for_each(|rank| rank.groups.push(Vec::new()));
+            if group.kind == GroupKind::Mirrors {
+                continue;
+            }
+            for member in &group.members {
+                let (_, pooling) = plan.features()[member.feature];
+                let form = MemberForm::of(group.kind, member, pooling);
+                for rank in &mut ranks {
+                    let bags = form.read(&mut reader, rank.sample_count, rank.has_weights)?;
+                    rank.groups.last_mut().ok_or_else(damaged)?.push(bags);
+                }
             }
         }
+        reader.finish()?;
+        Ok(Heard { ranks, mirrors: whole.take(bytes.len() - 16 - length)? })
     }
-    reader.finish()?;
-    Ok(Heard { ranks, mirrors: whole.take(bytes.len() - 16 - length)? })
 }
 
 /// Reads the bags of mirrored tables of `rank`, as they came to a rank of this node, which may be

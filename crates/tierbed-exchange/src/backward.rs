@@ -156,7 +156,8 @@ impl Exchange {
             let place = wants.then_some(of_weights.as_mut_slice());
             rows.update(number, &bags.bags(), &grads, place)?;
             if wants {
-                self.put_weight_grads(step, group, bags, &of_weights, &mut away);
+                let grads = WeightGrads { group, bags, values: &of_weights };
+                self.put_weight_grads(step, &grads, &mut away);
             }
         }
         Ok(away)
@@ -225,18 +226,11 @@ impl Exchange {
     }
 
     // Sends the gradient of each weight to the rank whose index it is, or lists it for its node.
-    fn put_weight_grads(
-        &self,
-        step: &Step,
-        group: &Group,
-        bags: &GroupBags,
-        of_weights: &[f32],
-        away: &mut [Vec<f32>],
-    ) {
+    fn put_weight_grads(&self, step: &Step, grads: &WeightGrads<'_>, away: &mut [Vec<f32>]) {
         let nodes = self.nodes();
-        for (origin, &value) in bags.origins.iter().zip(of_weights) {
+        for (origin, &value) in grads.bags.origins.iter().zip(grads.values) {
             let rank = origin.rank as usize;
-            let is_mine = group.kind == GroupKind::Sums || rank == self.rank();
+            let is_mine = grads.group.kind == GroupKind::Sums || rank == self.rank();
             if !is_mine || !step.wanting[rank] {
                 continue;
             }
@@ -295,6 +289,14 @@ impl Exchange {
             }
         }
     }
+}
+
+/// Gradients of the weights of a group.
+struct WeightGrads<'a> {
+    group: &'a Group,
+    bags: &'a GroupBags,
+    /// One per index.
+    values: &'a [f32],
 }
 
 /// Rows and columns of a gradient matrix.

@@ -35,6 +35,13 @@ pub(crate) struct Stepping {
     weight_grads: Vec<Vec<f32>>,
 }
 
+/// The gradient matrix of a group of a rank of this node.
+#[derive(Clone, Copy)]
+struct Matrix {
+    rank: usize,
+    group: usize,
+}
+
 /// Bytes of the gradients of a group.
 struct GradBytes {
     sums: usize,
@@ -182,7 +189,8 @@ impl Exchange {
                     GroupKind::Sums => {
                         let first = step.samples_of_node(nodes, node).start;
                         let count = self.grad_bytes_come(step, number, node).pooled();
-                        self.fill_matrix(step, self.rank(), number, first, &part[..count]);
+                        let matrix = Matrix { rank: self.rank(), group: number };
+                        self.fill_matrix(step, matrix, first, &part[..count]);
                     }
                     GroupKind::Rows => {
                         let bags = &step.away_bags[number][nodes.place_of(node)];
@@ -196,7 +204,12 @@ impl Exchange {
                             let groups = self.place.plan.groups(rank).iter();
                             let at = groups.clone().position(|one| one.kind == group.kind);
                             let Some(at) = at else { panic!("every rank has the mirrors") };
-                            self.fill_matrix(step, rank, at, first, &part[..count]);
+                            self.fill_matrix(
+                                step,
+                                Matrix { rank, group: at },
+                                first,
+                                &part[..count],
+                            );
                         }
                     }
                 }
@@ -214,7 +227,8 @@ impl Exchange {
     }
 
     // Byte of the first row of a group's matrix in the region of `rank`.
-    fn matrix_at(&self, step: &Step, rank: usize, group: usize) -> usize {
+    fn matrix_at(&self, step: &Step, matrix: Matrix) -> usize {
+        let Matrix { rank, group } = matrix;
         let precision = self.place.plan.output_precision();
         let before = self.place.plan.groups(rank).iter().take(group);
         let bytes = |group: &Group| precision.vector_bytes(step.sample_count() * group.width);
@@ -222,10 +236,11 @@ impl Exchange {
     }
 
     // Writes whole rows of a matrix, from sample `first` on.
-    fn fill_matrix(&self, step: &Step, rank: usize, group: usize, first: usize, rows: &[u8]) {
+    fn fill_matrix(&self, step: &Step, matrix: Matrix, first: usize, rows: &[u8]) {
+        let Matrix { rank, group } = matrix;
         let width = self.place.plan.groups(rank)[group].width;
         let row_bytes = self.place.plan.output_precision().vector_bytes(width);
-        let at = self.matrix_at(step, rank, group) + first * row_bytes;
+        let at = self.matrix_at(step, matrix) + first * row_bytes;
         self.place.region(rank).writer().values(at, rows.len()).copy_from_slice(rows);
     }
 
@@ -234,7 +249,7 @@ impl Exchange {
         let precision = self.place.plan.output_precision();
         let own = &self.place.plan.groups(self.rank())[group];
         let row_bytes = precision.vector_bytes(own.width);
-        let base = self.matrix_at(step, self.rank(), group);
+        let base = self.matrix_at(step, Matrix { rank: self.rank(), group });
         let mut writer = self.place.region(self.rank()).writer();
         let mut end = 0;
         for (member, bags) in own.members.iter().zip(bags) {

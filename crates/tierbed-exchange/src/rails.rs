@@ -22,8 +22,8 @@ use tierbed_core::{Bags, Error, Result};
 
 use crate::ahead::Agreement;
 use crate::arrivals::Arrivals;
-use crate::asked::{Asked, NodeBags};
-use crate::away::{read_message, read_mirrors, write_message, AwayRank};
+use crate::asked::{Answer, Asked, NodeBags};
+use crate::away::{read_mirrors, write_message, AwayRank, Hearer};
 use crate::backward::runs_of;
 use crate::bags::RankBags;
 use crate::batch::BatchOptions;
@@ -172,7 +172,7 @@ impl Exchange {
         for node in nodes.others() {
             let (message, later) = rest.split_at(lengths[node]);
             rest = later;
-            let heard = read_message(plan, nodes, rank, node, message, part_count)?;
+            let heard = Hearer { plan, nodes, rank, part_count }.read(node, message)?;
             away.extend(heard.ranks);
             if plan.has_mirrors() {
                 self.put_guest(nodes.place_of(node), heard.mirrors)?;
@@ -286,13 +286,14 @@ impl Exchange {
         let rows_at = place.layout.rows_at(step.output_epoch);
         let mut rest = from;
         for asked in &step.asked {
-            let (answer, later) = rest.split_at(asked.answer_bytes(part));
+            let (bytes, later) = rest.split_at(asked.answer_bytes(part));
             rest = later;
+            let answer = Answer { part, bytes };
             for (at, group) in place.plan.groups(asked.holder).iter().enumerate() {
                 match group.kind {
                     GroupKind::Mirrors => {}
-                    GroupKind::Sums => self.place_sums(step, part, asked, at, answer),
-                    GroupKind::Rows => asked.place_rows(part, at, answer, rows_at, &regions),
+                    GroupKind::Sums => self.place_sums(step, asked, at, answer),
+                    GroupKind::Rows => asked.place_rows(at, answer, rows_at, &regions),
                 }
             }
         }
@@ -301,14 +302,15 @@ impl Exchange {
     }
 
     // Copies pooled vectors to the outputs of the ranks of this node.
-    fn place_sums(&self, step: &Step, part: usize, asked: &Asked, at: usize, answer: &[u8]) {
+    fn place_sums(&self, step: &Step, asked: &Asked, at: usize, answer: Answer<'_>) {
+        let Answer { part, bytes } = answer;
         let place = self.place.as_ref();
         let precision = place.plan.output_precision();
         let group = &place.plan.groups(asked.holder)[at];
         let runs = runs_of(group);
         let width = precision.vector_bytes(group.width);
         let row_bytes = precision.vector_bytes(place.plan.output_dim());
-        let mut rows = answer[asked.section(part, at)..].chunks_exact(width);
+        let mut rows = bytes[asked.section(part, at)..].chunks_exact(width);
         for rank in place.nodes.ranks_of(place.nodes.own()) {
             let mut writer = place.region(rank).writer();
             let samples = part_samples(step.samples_of(rank).len(), part, step.part_count);

@@ -201,6 +201,7 @@ impl NativeShardMap {
     }
 
     /// Writes the shard of each id, -1 for any, and its row there.
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn locate(
         &self,
         py: Python<'_>,

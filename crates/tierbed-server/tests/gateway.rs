@@ -83,7 +83,7 @@ fn a_gateway_is_told_by_route_and_members() {
     for (bag, row) in ids.into_iter().enumerate() {
         for at in 0..DIM {
             let found = answer["features"]["item"][bag][at as usize].as_f64().unwrap();
-            assert_eq!(found as f32, element(row as u64, at), "row {row}, element {at}");
+            assert_eq!(found as f32, element(row, at), "row {row}, element {at}");
         }
     }
     assert_eq!(gateway.get("/readyz").0, 200);

@@ -9,10 +9,13 @@ use tierbed_exchange::{Agreement, Exchange, LookupRows, Output, UpdateRows, Want
 
 use super::Batch;
 
+/// Messages from one rank to another.
+type Boxes = HashMap<(usize, usize), VecDeque<Vec<u8>>>;
+
 /// Messages under way, first in first out for each pair of ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Network {
-    boxes: Mutex<HashMap<(usize, usize), VecDeque<Vec<u8>>>>,
+    boxes: Mutex<Boxes>,
     came: Condvar,
     /// Bytes between nodes.
     pub(crate) bytes: Mutex<usize>,
@@ -78,6 +81,7 @@ impl Rail {
         exchange.hear_ahead(&came, &lengths).unwrap();
     }
 
+    #[expect(clippy::too_many_arguments, reason = "as the calls of an exchange")]
     pub(crate) fn forward(
         &self,
         exchange: &mut Exchange,
@@ -125,6 +129,7 @@ impl Rail {
         arrivals.output()
     }
 
+    #[expect(clippy::too_many_arguments, reason = "as the calls of an exchange")]
     pub(crate) fn backward(
         &self,
         exchange: &mut Exchange,

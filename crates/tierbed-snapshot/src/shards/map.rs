@@ -398,6 +398,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "the file is of this test alone")]
     fn a_folder_and_its_file_open_alike() {
         let path = tempfile::tempdir().unwrap();
         let bytes = manifest(2, &[("a", 4, Division::Hash)]).encode().unwrap();

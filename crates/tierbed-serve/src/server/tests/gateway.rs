@@ -1,5 +1,7 @@
 //! A gateway and shards on the loopback, beside a server of the whole snapshot.
 
+#![expect(clippy::disallowed_methods, reason = "the files are of this test alone")]
+
 use std::thread;
 
 use tierbed_core::env::SplitMix64;

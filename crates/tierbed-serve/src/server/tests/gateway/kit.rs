@@ -1,5 +1,7 @@
 //! Shards of a small model, each a snapshot in memory, and their files.
 
+#![expect(clippy::disallowed_methods, reason = "the files are of this test alone")]
+
 use std::path::Path;
 
 use tierbed_snapshot::shards::{

@@ -1,5 +1,7 @@
 //! What gateways refuse, and what their errors tell to do.
 
+#![expect(clippy::disallowed_methods, reason = "the files are of this test alone")]
+
 use super::*;
 
 /// Starts a gateway, which waits for no shard for long.
