@@ -178,6 +178,9 @@ def local_ranks(
         nodes: Nodes to divide them into, as if each were a host: only ranks of a node share memory.
         device_heap: For a :class:`tierbed.dist.DeviceStore`: ``"auto"`` shares memory of the
             device, ``"pinned"`` that of the host.
+
+    Raises:
+        InvalidError: Ranks that cannot be divided into so many nodes of equally many.
     """
     if nodes < 1 or count % nodes:
         raise InvalidError(f"{count} ranks cannot be divided into {nodes} nodes of equally many")

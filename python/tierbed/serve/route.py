@@ -13,6 +13,7 @@ from tierbed._util.durations import parse_seconds
 from tierbed.config.words import MissingShard, RowType, ServedPooling, check_word
 from tierbed.errors import ClosedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor
+from tierbed.serve.shard_map import ShardMap
 
 __all__ = ["Route", "ShardClient"]
 
@@ -32,6 +33,11 @@ class Route:
         server_name: The name in the shards' certificates, where it is not that of their addresses.
         token: A file with the token that shards want.
         wait: Longest time at the start to wait for a server of every shard.
+
+    Examples:
+        >>> route = tb.Route("shards", "members.toml", missing_shard="default-rows")
+        >>> route.row_type
+        'f32'
     """
 
     shards: str | os.PathLike[str]
@@ -45,6 +51,14 @@ class Route:
     server_name: str | None = None
     token: str | os.PathLike[str] | None = None
     wait: float | str = "60s"
+
+    def row_counts(self) -> dict[str, int]:
+        """Returns the rows of each table, over all shards.
+
+        Raises:
+            InvalidError: No map lies there.
+        """
+        return {table.name: table.row_count for table in ShardMap.open(self.shards).tables}
 
     def begin(self) -> NativeRouting:
         """Finds the shards, and waits until every one has a server.
@@ -76,7 +90,7 @@ class Route:
 
 
 class ShardClient:
-    """Lookups of a divided model, asked of its shards without a gateway. Also a context manager.
+    r"""Lookups of a divided model, asked of its shards without a gateway. Also a context manager.
 
     It has the map, the servers, the generation rule and the bits of a gateway, in this process.
 
@@ -86,6 +100,25 @@ class ShardClient:
     Raises:
         InvalidError: Options, a map or members that do not fit.
         ClosedError: A shard of which no server answers in time.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tierbed.serve import ServeOptions, Server
+        >>> tables = [tb.EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="item")]
+        >>> with tb.Store.open("store", dram_budget="16MiB") as store:
+        ...     emb = tb.EmbeddingBagCollection(tables, store=store)
+        ...     report = store.publish("shards", shards=tb.Shards(count=1))
+        >>> [folder] = [shard.folder for shard in tb.ShardMap.open("shards").shards]
+        >>> shard = tb.Snapshot.open(Path("shards") / folder, dram_budget="8MiB")
+        >>> options = ServeOptions(grpc_address="127.0.0.1:0", log_level="off")
+        >>> server = Server(shard, "127.0.0.1:0", with_model=False, options=options)
+        >>> members = f'[[shard]]\nreplicas = ["{server.grpc_address}"]\n'
+        >>> written = Path("members.toml").write_text(members)
+        >>> with tb.ShardClient(tb.Route("shards", "members.toml")) as client:
+        ...     client.features
+        ['item']
+        >>> server.stop()
+        True
     """
 
     def __init__(self, route: Route) -> None:
@@ -142,7 +175,14 @@ class ShardClient:
         }
 
     def pooled(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """As :meth:`lookup`, with the vectors of all features side by side."""
+        """As :meth:`lookup`, with the vectors of all features side by side.
+
+        Args:
+            features: Bags of some features.
+
+        Returns:
+            ``[B, sum of D]``.
+        """
         found = self.lookup(features)
         names = features.keys()
         return KeyedTensor.from_tensor_list(names, [found[name] for name in names])

@@ -7,12 +7,13 @@ go to the dense model of the snapshot, or to a :class:`~tierbed.serve.ServedMode
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
-from tierbed._native import NativeServer
+from tierbed._native import NativeServer, NativeSnapshot
 from tierbed._util.durations import parse_seconds
 from tierbed.config.words import (
     LogLevel,
@@ -144,6 +145,15 @@ def _scorer(model: nn.Module | ServedModel | None, snapshot: Snapshot) -> Scorer
     return None if model is None else Scorer(model, snapshot)
 
 
+class _WithoutRows(Snapshot):
+    """What a gateway has in place of a snapshot: tables without rows, which shards have."""
+
+    def __init__(self, native: NativeSnapshot, path: str, row_counts: Mapping[str, int]) -> None:
+        super().__init__(native, path)
+        for table in self._tables:
+            table["row_count"] = row_counts[table["name"]]
+
+
 class Server:
     """A running server. Also a context manager.
 
@@ -207,8 +217,13 @@ class Server:
             return
         following = snapshot.begin()
         place = snapshot.local if isinstance(snapshot, Follow) else snapshot.shards
+        first_version = following.snapshot()
+        if isinstance(snapshot, Route):
+            found: Snapshot = _WithoutRows(first_version, os.fspath(place), snapshot.row_counts())
+        else:
+            found = Snapshot(first_version, os.fspath(place))
         # Closed before the server has it: a version leaves memory when the next one answers.
-        with Snapshot(following.snapshot(), os.fspath(place)) as first:
+        with found as first:
             self._scorer = _scorer(model, first) if asks else None
         self._native = following.serve(address, self._scorer, given)
 
