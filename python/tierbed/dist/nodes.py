@@ -85,7 +85,10 @@ def find_nodes(rank: int, count: int, gather: Gather, *, shares_memory: bool = T
     made = NativeHeap.create(1, 1, token)
     node = os.environ.get(NODE_VARIABLE)
     told = gather((made.path, token, node, socket.gethostname()))
-    reached = [other[2] == node and _opens(str(other[0]), other[1]) for other in told]
+    reached = [
+        at == rank or (other[2] == node and _opens(str(other[0]), other[1]))
+        for at, other in enumerate(told)
+    ]
     # Also keeps the memory of each until everybody has tried.
     found = gather(reached)
     return nodes_of(rank, found, [other[3] for other in told])

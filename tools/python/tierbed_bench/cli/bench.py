@@ -22,6 +22,7 @@ from tierbed_bench.fresh import FreshOptions, run_fresh
 from tierbed_bench.lookup import run_lookup
 from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, run_lookup_log
 from tierbed_bench.models import ModelOptions, run_models
+from tierbed_bench.network import NetworkOptions, run_network
 from tierbed_bench.placement import PlacementOptions, run_placement
 from tierbed_bench.precision import PrecisionOptions, run_precision
 from tierbed_bench.serving import ServingOptions, run_serving
@@ -273,6 +274,19 @@ def cluster(
     print(f"wrote {run_cluster(out, options, json)}")
 
 
+def network(
+    *,
+    options: Annotated[NetworkOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Count what crosses the network between two hosts of namespaces, next to what must.
+
+    Takes root.
+    """
+    print(f"wrote {run_network(out, options, json)}")
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
@@ -295,5 +309,6 @@ for suite in (
     checkpoints,
     examples,
     cluster,
+    network,
 ):
     add(suites, suite.__name__, suite)
