@@ -244,6 +244,32 @@ def test_loaders_of_unequal_length_are_told() -> None:
         assert run_ranks(2, work, nodes=nodes) == [True, True]
 
 
+def test_a_bad_call_over_nodes_is_mended_and_breaks_nothing() -> None:
+    tables = [tb.EmbeddingBagConfig(50, 8, "a", ["x"])]
+
+    def bags(number: int) -> tb.KeyedJaggedTensor:
+        return tb.KeyedJaggedTensor(["x"], torch.tensor([number]), lengths=torch.tensor([1]))
+
+    def work(rank: tbd.LocalRank) -> Any:
+        store = tb.Store.open(backend="memory", dram_budget="16MiB")
+        sharded = tbd.ShardedEmbeddingBagCollection(
+            tables, store=store, plan=tbd.ShardingPlan(4, {"a": tbd.RowWise()}), ranks=rank
+        )
+        with sharded:
+            for step in (1, 2):
+                with pytest.raises(tb.InvalidError, match="out of range"):
+                    sharded(bags(50))
+                out = sharded(bags(3)).values()
+                with pytest.raises(tb.InvalidError, match="not waiting"):
+                    sharded._exchange.backward(999, torch.ones(1, 8), None)
+                with pytest.raises(tb.InvalidError, match="finite"):
+                    sharded._exchange.backward(step, torch.full((1, 8), float("nan")), None)
+                out.sum().backward()
+        return True
+
+    assert run_ranks(4, work, nodes=2) == [True] * 4
+
+
 def test_a_rank_that_fails_is_named_on_other_nodes_at_once() -> None:
     tables = [tb.EmbeddingBagConfig(50, 8, "a", ["x"])]
 

@@ -24,6 +24,7 @@ from tierbed._native import (
 from tierbed.dist.exchange import ExchangeOptions, OneSided, RankBatch
 from tierbed.dist.nodes import Nodes
 from tierbed.dist.wire import LostRankError, Wire, swap_numbers
+from tierbed.errors import TierbedError
 
 __all__ = ["OverNodes"]
 
@@ -88,7 +89,8 @@ class OverNodes(OneSided):
         parts: int,
     ) -> tuple[NativeArrivals, Callable[[], None]]:
         batch = (indices, offsets, weights)
-        found = self._rail.find_announced(*batch, *wants, parts)
+        with self._telling():
+            found = self._rail.find_announced(*batch, *wants, parts)
         number = 0
         if found is not None:
             least, most = self._agree_between(*found)
@@ -96,7 +98,8 @@ class OverNodes(OneSided):
         if number > 0:
             arrivals = self._rail.look_up_announced(number, *wants)
         else:
-            lengths = self._rail.ask(*batch, *wants, parts)
+            with self._telling():
+                lengths = self._rail.ask(*batch, *wants, parts)
             with self._breaking():
                 arrivals = self._rail.hear(*self._swap_questions(lengths))
         return arrivals, lambda: self._serve(parts, wants[0])
@@ -111,8 +114,9 @@ class OverNodes(OneSided):
             self._rail.finish_lookup()
 
     def _step(self, step: int, grad: Tensor, weights_grad: Tensor | None) -> None:
-        with self._breaking():
+        with self._telling():
             sent_bytes, come_bytes = self._rail.put_grads(step, grad)
+        with self._breaking():
             sent = _buffer(sent_bytes)
             self._rail.write_grads(sent)
             came = self._swap("gradients", sent, sent_bytes, come_bytes)
@@ -123,12 +127,15 @@ class OverNodes(OneSided):
             self._rail.finish_backward(came, grad, weights_grad)
 
     def _announce(self, batch: RankBatch) -> None:
-        lengths = self._rail.ask_ahead(*batch)
+        with self._telling():
+            lengths = self._rail.ask_ahead(*batch)
         with self._breaking():
             self._rail.hear_ahead(*self._swap_questions(lengths))
 
     def _agree(self, number: int) -> tuple[int, int]:
-        return self._agree_between(*super()._agree(number))
+        with self._telling():
+            least, most = super()._agree(number)
+        return self._agree_between(least, most)
 
     def _agree_between(self, least: int, most: int) -> tuple[int, int]:
         """Returns the smallest and the largest of what the nodes agreed upon."""
@@ -155,6 +162,19 @@ class OverNodes(OneSided):
     def _swap_numbers(self, numbers: Tensor) -> Tensor:
         self._sent["numbers"] += 8 * numbers.shape[1] * (self._nodes.count - 1)
         return swap_numbers(self._wire, self._nodes, numbers)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Lets the ranks of other nodes know when the exchange broke.
+
+        An error before anything was sent, as of a bad batch, breaks nothing: it may be mended.
+        """
+        try:
+            yield
+        except TierbedError:
+            if self._rail.is_broken():
+                self._wire.abort()
+            raise
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
