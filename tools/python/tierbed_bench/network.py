@@ -8,7 +8,7 @@ a row there.
 
 Ids are compared with an exchange that gathers all of them on every rank, 16 bytes for an id and its
 bag, counted between hosts only. Where TorchRec is installed, its ranks look up beside ours
-(``network_torchrec.py``).
+(``network_torchrec.py``). Whole steps of a DLRM follow (``network_scaling.py``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive
 from tierbed.errors import UnsupportedError
 from tierbed_bench.hosts import hosts, sent_bytes, why_no_hosts
+from tierbed_bench.network_scaling import ScalingOptions, run_scaling
 from tierbed_bench.network_torchrec import PeerOptions, peer_row, time_both
 from tierbed_bench.suite import write_suite
 
@@ -116,14 +117,24 @@ def run_network(out: Path, options: NetworkOptions, json_path: Path | None = Non
         for row in rows
         for what in ("wire_vs_least", "ids_vs_gathered")
     }
+    scaled = run_scaling(_scaling_options(options))
+    print_table("whole steps of a DLRM", scaled)
+    for row in scaled:
+        ratios[f"two_hosts_vs_one_core_{row['dtype']}"] = row["scaling"]
     for row in beside:
         for what in ("time_ratio", "cpu_ratio"):
             ratios[f"{row['ids_per_bag']}_ids_beside_torchrec_{what}"] = row[what]
-    told = {**asdict(options), "torchrec": beside}
+    told = {**asdict(options), "torchrec": beside, "scaling": scaled}
     path = write_suite(out, "network", rows, ratios, None, told)
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
     return path
+
+
+def _scaling_options(options: NetworkOptions) -> ScalingOptions:
+    if options.quick:
+        return ScalingOptions(tables=4, rows=5_000, batch=128, steps=2, rounds=1)
+    return ScalingOptions(seed=options.seed)
 
 
 def _beside_torchrec(options: NetworkOptions) -> list[dict[str, Any]]:
