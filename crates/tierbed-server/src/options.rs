@@ -150,9 +150,16 @@ impl Routed {
     /// Returns how to route; `None` where the server has rows of its own.
     ///
     /// # Errors
-    /// `Invalid` for one of `route` and `members` without the other.
+    /// `Invalid` for one of `route` and `members` without the other, or without both for access
+    /// to shards.
     pub fn gateway(&self) -> Result<Option<GatewayOptions>> {
+        let files = [&self.shard_ca, &self.shard_cert, &self.shard_key, &self.shard_token];
+        let has_access = self.shard_name.is_some() || files.iter().any(|file| file.is_some());
         let (route, members) = match (&self.route, &self.members) {
+            (None, None) if has_access => {
+                return Err(Error::invalid("only a gateway has access to shards")
+                    .with("remedy", "give route and members together"));
+            }
             (None, None) => return Ok(None),
             (Some(route), Some(members)) => (route, members),
             _ => {

@@ -41,8 +41,8 @@ pub(crate) fn serve(options: &Options) -> Result<Ended> {
     if let Some(behind) = source.behind() {
         eprintln!("tierbed-server: {behind}");
     }
-    let snapshot = source.snapshot();
-    if snapshot.attachment_names().iter().any(|name| name == DENSE) {
+    // Not held: the memory of a version that is replaced goes to the next one.
+    if source.snapshot().attachment_names().iter().any(|name| name == DENSE) {
         eprintln!("the snapshot has a model: this server answers lookups, tierbed serve both");
     }
     // Before this a signal ends the process at once: nobody was answered.

@@ -41,7 +41,7 @@ fn wrong(unit: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Options whose values only the server can judge: what it says of a wrong one.
-const JUDGED: [(&str, &str, &str); 19] = [
+const JUDGED: [(&str, &str, &str); 26] = [
     ("address", "nowhere", "remedy: choose a free port"),
     ("grpc-address", "nowhere", "remedy: choose a free port"),
     ("admin-address", "nowhere", "remedy: choose a free port"),
@@ -58,6 +58,13 @@ const JUDGED: [(&str, &str, &str); 19] = [
     ("tls-client-names", "a", "remedy: give tls_client_ca with tls_client_names"),
     ("local", "/proc/none", "/proc/none"),
     ("deltas", "absent", "absent"),
+    ("members", "absent", "remedy: give route and members together"),
+    ("shard-ca", "absent", "remedy: give route and members together"),
+    ("shard-cert", "absent", "remedy: give route and members together"),
+    ("shard-key", "absent", "remedy: give route and members together"),
+    ("shard-name", "absent", "remedy: give route and members together"),
+    ("shard-token", "absent", "remedy: give route and members together"),
+    ("route", "absent", "remedy: leave out one of SNAPSHOT and --route"),
     ("model-name", "a/b", "a/b"),
     ("config", "absent", "remedy: name a file that the server may read"),
     ("otlp-endpoint", "nowhere", COLLECTOR),

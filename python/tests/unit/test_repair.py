@@ -173,8 +173,10 @@ def test_a_store_is_looked_at_without_a_byte_written(tmp_path: Path, backend: st
     with pytest.raises(tb.InvalidError, match="no store with a checkpoint"):
         tb.Store.open(other, dram_budget="8MiB", read_only=True)
     assert not list(other.iterdir())
-    with pytest.raises(tb.InvalidError, match="give a path"):
-        tb.Store.open(path, read_only=True, checkpoint="old")
+    with tb.Store.open(path, dram_budget="8MiB", read_only=True, checkpoint="old") as store:
+        assert store.load_extra() == {"step": 1}
+    with pytest.raises(tb.InvalidError, match="no kept checkpoint of that name"):
+        tb.Store.open(path, dram_budget="8MiB", read_only=True, checkpoint="never")
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "mmap"])
