@@ -108,6 +108,15 @@ class NativeExchange:
     def keep_brought(self, store: NativeStore, fit: int, agreed: int) -> None:
         """Keeps the first ``agreed`` of the ``fit`` batches that were brought."""
 
+    def push_planned(self, store: NativeStore) -> None:
+        """Adds the rows of the batch that was announced last to the plan that the store makes."""
+
+    def pass_planned(self, store: NativeStore) -> None:
+        """Passes the batch that was announced last, the next one of the plan, without a step."""
+
+    def pass_announced(self) -> None:
+        """Forgets the batch that was announced last, of which another rank makes a plan."""
+
     def forget_announced(self, kept: int) -> None:
         """Forgets announced batches behind the first ``kept``."""
 

@@ -12,7 +12,7 @@ use tierbed_core::{Bags, Error, Result};
 
 use crate::exchange::Exchange;
 use crate::pad::{Channel, Pad};
-use crate::step::{OwnBags, Step, Wants};
+use crate::step::{OwnBags, Step, StepRows, Wants};
 
 /// Batches that were announced and not looked up yet, nearest first.
 #[derive(Debug)]
@@ -76,15 +76,6 @@ impl Ahead {
     }
 }
 
-/// Rows of an announced batch: one bag per feature of each group of a rank.
-#[derive(Debug, Clone)]
-pub struct AnnouncedRows {
-    /// Row ids, `[E]`.
-    pub indices: Vec<i64>,
-    /// Bounds of the features, `[F + 1]`.
-    pub offsets: Vec<i64>,
-}
-
 impl Exchange {
     /// Announces a batch together, with the ranks of one node: `bags` are this rank's samples.
     ///
@@ -129,30 +120,34 @@ impl Exchange {
 
     /// Returns the rows of the next `count` batches that were not brought, nearest first.
     #[must_use]
-    pub fn rows_to_bring(&self, count: usize) -> Vec<AnnouncedRows> {
+    pub fn rows_to_bring(&self, count: usize) -> Vec<StepRows> {
         self.rows_of(self.ahead.steps.iter().skip(self.ahead.brought).take(count))
     }
 
     /// Returns the rows of the batches that were brought, nearest first.
     #[must_use]
-    pub fn brought_rows(&self) -> Vec<AnnouncedRows> {
+    pub fn brought_rows(&self) -> Vec<StepRows> {
         self.rows_of(self.ahead.steps.iter().take(self.ahead.brought))
     }
 
-    fn rows_of<'a>(&self, steps: impl Iterator<Item = &'a Step>) -> Vec<AnnouncedRows> {
-        let rows = |step: &Step| {
-            let mut rows = AnnouncedRows { indices: Vec::new(), offsets: vec![0] };
-            for (bags, group) in step.groups.iter().zip(self.place.plan.groups(self.rank())) {
-                let samples = bags.sample_count();
-                for at in 0..group.members.len() {
-                    let range = crate::batch::feature_range(bags.offsets_of(at, samples));
-                    rows.indices.extend_from_slice(&bags.indices[range]);
-                    rows.offsets.push(rows.indices.len() as i64);
-                }
+    fn rows_of<'a>(&self, steps: impl Iterator<Item = &'a Step>) -> Vec<StepRows> {
+        steps.map(|step| step.rows(&self.place.plan, self.rank())).collect()
+    }
+
+    /// Takes the batch that was announced last, to plan it: it will not be looked up as announced.
+    ///
+    /// # Errors
+    /// `Invalid` when none was announced, or some were brought.
+    pub fn take_to_plan(&mut self) -> Result<StepRows> {
+        let (count, brought) = self.announced();
+        match self.ahead.steps.pop_back() {
+            Some(step) if brought < count => {
+                // Lookups need no agreement on batches of a plan.
+                self.ahead.has_announced = brought > 0 || count > 1;
+                Ok(step.rows(&self.place.plan, self.rank()))
             }
-            rows
-        };
-        steps.map(rows).collect()
+            _ => Err(Error::invalid("no batch was announced to be planned")),
+        }
     }
 
     /// Notes that the store brings the rows of `count` batches more.

@@ -25,13 +25,29 @@ use crate::memory::{Region, Writer};
 use crate::pad::Channel;
 use crate::plan::{Group, GroupKind};
 use crate::precision::Precision;
-use crate::step::Step;
+use crate::step::{Step, StepRows};
 
 /// Bytes of an element.
 const WORD: usize = 4;
 
 /// Who steps the rows this rank holds.
 pub trait UpdateRows {
+    /// Prepares for the updates of all groups; `rows` lists all rows of the step.
+    ///
+    /// # Errors
+    /// Whatever keeps it from writing rows.
+    fn begin(&mut self, _rows: impl FnOnce() -> StepRows) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends the step: all groups were updated.
+    ///
+    /// # Errors
+    /// Whatever keeps it from writing rows.
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Applies one optimizer step to the rows of `bags`, those of the rank's `group`.
     ///
     /// `grads` are `[B, width]`, or `[E, dim]` in a group of rows. `weight_grads`, `[E]`, receive
@@ -136,6 +152,7 @@ impl Exchange {
         step: &Step,
         rows: &mut impl UpdateRows,
     ) -> Result<Vec<Vec<f32>>> {
+        rows.begin(|| step.rows(&self.place.plan, self.rank()))?;
         let is_wanted = step.wanting.contains(&true);
         let mut away = vec![Vec::new(); self.nodes().count() - 1];
         let mut at = self.place.layout.grads_at(self.grads_step);
@@ -160,6 +177,7 @@ impl Exchange {
                 self.put_weight_grads(step, &grads, &mut away);
             }
         }
+        rows.finish()?;
         Ok(away)
     }
 

@@ -27,7 +27,7 @@ use crate::plan::ExchangePlan;
 use crate::rail_grads::Stepping;
 use crate::rails::Question;
 use crate::row_lookup::Asking;
-use crate::step::{Gathering, OwnBags, Step, StepOf, Wants};
+use crate::step::{Gathering, OwnBags, Step, StepOf, StepRows, Wants};
 
 /// Most parts of a batch: each costs a signal to every rank.
 pub const PARTS_MAX: usize = 1024;
@@ -40,6 +40,14 @@ pub trait LookupRows {
     /// # Errors
     /// Whatever keeps it from reading rows.
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()>;
+
+    /// Prepares for lookups of a batch that is trained on; `rows` lists all rows of its step.
+    ///
+    /// # Errors
+    /// Whatever keeps it from reading rows.
+    fn begin(&mut self, _rows: impl FnOnce() -> StepRows) -> Result<()> {
+        Ok(())
+    }
 
     /// Notes that `count` batches are looked up whose rows were brought before they were needed.
     fn pass(&mut self, _count: usize) {}
@@ -422,8 +430,17 @@ impl Exchange {
         }
     }
 
+    /// Lets `rows` prepare for the lookups of a step.
+    pub(crate) fn begin_rows(&self, step: &Step, rows: &mut impl LookupRows) -> Result<()> {
+        match step.wants.backward {
+            true => rows.begin(|| step.rows(&self.place.plan, self.rank())),
+            false => Ok(()),
+        }
+    }
+
     // Looks up all parts, each with its signal behind it.
     fn look_up(&self, step: &Step, arrivals: &Arrivals, rows: &mut impl LookupRows) -> Result<()> {
+        self.begin_rows(step, rows)?;
         for part in 0..step.part_count {
             self.look_up_part(step, part, rows, &[])?;
             self.place.pad.put_all(Channel::Outputs, arrivals.signal(part));

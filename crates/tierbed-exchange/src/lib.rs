@@ -47,7 +47,7 @@ mod row_lookup;
 pub mod step;
 mod uniques;
 
-pub use ahead::{Agreement, AnnouncedRows};
+pub use ahead::Agreement;
 pub use arrivals::Arrivals;
 pub use backward::UpdateRows;
 pub use exchange::{Exchange, LookupRows, Output};
@@ -59,4 +59,4 @@ pub use pad::{Channel, Pad};
 pub use plan::{ExchangePlan, Group, GroupKind, Member, ShardedTable, Sharding};
 pub use precision::Precision;
 pub use rails::RailBytes;
-pub use step::{Step, Wants};
+pub use step::{Step, StepRows, Wants};

@@ -257,6 +257,7 @@ impl Exchange {
             to = later;
             regions.push(Region::over(own));
         }
+        self.begin_rows(step, rows)?;
         self.look_up_part(step, part, rows, &regions)?;
         if part + 1 == step.part_count {
             rows.pass(step.passed);

@@ -15,9 +15,9 @@ use tierbed_core::{Bags, Result};
 
 use crate::asked::{Asked, Sections};
 use crate::bags::{GroupBags, RankBags};
-use crate::batch::Source;
+use crate::batch::{feature_range, Source};
 use crate::nodes::Nodes;
-use crate::plan::{Group, GroupKind};
+use crate::plan::{ExchangePlan, Group, GroupKind};
 use crate::row_lookup::{Asking, RowLookup};
 
 /// What follows a lookup.
@@ -106,6 +106,15 @@ pub struct Step {
     pub(crate) own: Option<Arc<OwnBags>>,
 }
 
+/// All rows of a step that a rank holds: one bag per feature of each of its groups.
+#[derive(Debug, Clone)]
+pub struct StepRows {
+    /// Row ids, `[E]`.
+    pub indices: Vec<i64>,
+    /// Bounds of the features, `[F + 1]`.
+    pub offsets: Vec<i64>,
+}
+
 /// What a step is gathered from.
 pub(crate) struct Gathering<'a> {
     pub(crate) asking: Asking<'a>,
@@ -178,6 +187,20 @@ impl Step {
             asked: from.asked,
             own: from.own.map(Arc::new),
         }
+    }
+
+    /// Lists all rows of the step that `rank`, whose step this is, holds by `plan`.
+    pub(crate) fn rows(&self, plan: &ExchangePlan, rank: usize) -> StepRows {
+        let mut rows = StepRows { indices: Vec::new(), offsets: vec![0] };
+        for (bags, group) in self.groups.iter().zip(plan.groups(rank)) {
+            let samples = bags.sample_count();
+            for at in 0..group.members.len() {
+                let range = feature_range(bags.offsets_of(at, samples));
+                rows.indices.extend_from_slice(&bags.indices[range]);
+                rows.offsets.push(rows.indices.len() as i64);
+            }
+        }
+        rows
     }
 
     /// Returns the number of samples of all ranks.

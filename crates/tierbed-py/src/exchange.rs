@@ -10,14 +10,15 @@ use tierbed_core::env::SystemClock;
 use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_exchange::protocol::Turns;
 use tierbed_exchange::{
-    AnnouncedRows, Arrivals, Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows,
-    Nodes, Pad, Precision, ShardedTable, Sharding, ShmHeap, SymmetricHeap, UpdateRows, Wants,
+    Arrivals, Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows, Nodes, Pad,
+    Precision, ShardedTable, Sharding, ShmHeap, StepRows, SymmetricHeap, UpdateRows, Wants,
 };
 use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{FeatureLayout, Pooling};
-use tierbed_train::{AutoEngine, CodedTables, TrainEngine};
+use tierbed_train::planned::Piece;
+use tierbed_train::{AutoEngine, CodedTables, PlanFollower, TrainEngine};
 
 use crate::batch::{BatchTensors, FeaturePlan};
 use crate::coded::{no_training, NativeCodedTables};
@@ -195,13 +196,70 @@ pub(crate) struct GroupRows<'a> {
     rows: HeldRows<'a>,
     plans: &'a [FeatureLayout],
     is_training: bool,
+    /// All rows of the step, where training follows a plan.
+    planned: Option<StepRows>,
+}
+
+impl GroupRows<'_> {
+    fn begin_step(&mut self, rows: impl FnOnce() -> StepRows) -> Result<()> {
+        self.planned = None;
+        let HeldRows::Trained(engine) = &mut self.rows else { return Ok(()) };
+        if engine.follows_plan() {
+            let rows = rows();
+            let layout = joined_layout(engine, self.plans)?;
+            if let Some(layout) = layout {
+                let bags = joined_bags(&rows, &layout)?;
+                let is_planned = engine.expect_pieces(&layout, &bags)?;
+                self.planned = is_planned.then_some(rows);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the features of all groups as those of one batch; `None` where a rank holds nothing.
+pub(crate) fn joined_layout(
+    engine: &AutoEngine,
+    plans: &[FeatureLayout],
+) -> Result<Option<FeatureLayout>> {
+    let features = plans.iter().flat_map(FeatureLayout::features);
+    // Only rows are named: how they are pooled does not matter.
+    let features: Vec<_> = features.map(|feature| (feature.table, Pooling::Sum)).collect();
+    if features.is_empty() {
+        return Ok(None);
+    }
+    FeatureLayout::new(engine.schema(), &features).map(Some)
+}
+
+fn joined_bags<'a>(rows: &'a StepRows, layout: &FeatureLayout) -> Result<Bags<'a>> {
+    Bags::new(&rows.indices, &rows.offsets, None, layout.features().len())
 }
 
 fn plan_of(plans: &[FeatureLayout], group: usize) -> Result<&FeatureLayout> {
     plans.get(group).ok_or_else(|| Error::invalid("no such group"))
 }
 
+/// Returns group `group` of the step that has `rows`.
+fn piece_of<'a>(
+    plans: &'a [FeatureLayout],
+    rows: &'a StepRows,
+    group: usize,
+    bags: &'a Bags<'a>,
+) -> Result<Piece<'a>> {
+    let before = plans.iter().take(group);
+    Ok(Piece {
+        batch: &rows.indices,
+        first_feature: before.map(|plan| plan.features().len()).sum(),
+        layout: plan_of(plans, group)?,
+        bags,
+    })
+}
+
 impl LookupRows for GroupRows<'_> {
+    fn begin(&mut self, rows: impl FnOnce() -> StepRows) -> Result<()> {
+        self.begin_step(rows)
+    }
+
     fn pass(&mut self, count: usize) {
         if let HeldRows::Trained(engine) = &mut self.rows {
             engine.note_looked_up(count);
@@ -210,16 +268,23 @@ impl LookupRows for GroupRows<'_> {
 
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
         let plan = plan_of(self.plans, group)?;
-        match &mut self.rows {
-            HeldRows::Trained(engine) => {
+        match (&mut self.rows, &self.planned) {
+            (HeldRows::Trained(engine), Some(rows)) => {
+                engine.lookup_piece(piece_of(self.plans, rows, group, bags)?, to)
+            }
+            (HeldRows::Trained(engine), None) => {
                 engine.lookup_to(plan, bags, to, self.is_training).map(drop)
             }
-            HeldRows::Coded(tables) => tables.lookup_to(plan, bags, to),
+            (HeldRows::Coded(tables), _) => tables.lookup_to(plan, bags, to),
         }
     }
 }
 
 impl UpdateRows for GroupRows<'_> {
+    fn begin(&mut self, rows: impl FnOnce() -> StepRows) -> Result<()> {
+        self.begin_step(rows)
+    }
+
     fn update(
         &mut self,
         group: usize,
@@ -228,12 +293,20 @@ impl UpdateRows for GroupRows<'_> {
         weight_grads: Option<&mut [f32]>,
     ) -> Result<()> {
         let plan = plan_of(self.plans, group)?;
-        match &mut self.rows {
-            HeldRows::Trained(engine) => {
-                let grads = Grads { output: grads, weights: weight_grads };
-                engine.update(plan, bags, grads, None)
+        let grads = Grads { output: grads, weights: weight_grads };
+        match (&mut self.rows, &self.planned) {
+            (HeldRows::Trained(engine), Some(rows)) => {
+                engine.update_piece(piece_of(self.plans, rows, group, bags)?, grads)
             }
-            HeldRows::Coded(_) => Err(no_training()),
+            (HeldRows::Trained(engine), None) => engine.update(plan, bags, grads, None),
+            (HeldRows::Coded(_), _) => Err(no_training()),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        match (&mut self.rows, self.planned.take()) {
+            (HeldRows::Trained(engine), Some(_)) => engine.finish_pieces(),
+            _ => Ok(()),
         }
     }
 }
@@ -330,7 +403,7 @@ impl RankExchange {
         let (lock, plans) = (&self.exchange, self.plans.as_slice());
         let work = |rows: HeldRows<'_>| {
             let mut exchange = lock.lock()?;
-            work(&mut exchange, &mut GroupRows { rows, plans, is_training })
+            work(&mut exchange, &mut GroupRows { rows, plans, is_training, planned: None })
         };
         let result = match store {
             RankStore::Trained(store) => {
@@ -358,18 +431,24 @@ impl RankExchange {
         self.prefetch(engine, &rows)
     }
 
-    fn prefetch(&self, engine: &mut AutoEngine, rows: &[AnnouncedRows]) -> Result<usize> {
-        let features = self.plans.iter().flat_map(FeatureLayout::features);
-        // Only rows are named: how they are pooled does not matter.
-        let features: Vec<_> = features.map(|feature| (feature.table, Pooling::Sum)).collect();
-        if features.is_empty() {
-            return Ok(rows.len());
-        }
-        let layout = FeatureLayout::new(engine.schema(), &features)?;
-        let count = features.len();
-        let bags = rows.iter().map(|rows| Bags::new(&rows.indices, &rows.offsets, None, count));
+    fn prefetch(&self, engine: &mut AutoEngine, rows: &[StepRows]) -> Result<usize> {
+        let Some(layout) = joined_layout(engine, &self.plans)? else { return Ok(rows.len()) };
+        let bags = rows.iter().map(|rows| joined_bags(rows, &layout));
         let bags = bags.collect::<Result<Vec<_>>>()?;
         engine.prefetch_pieces(&layout, &bags)
+    }
+
+    /// Does `work` on the rows of the batch that was announced last, which is to be planned.
+    fn with_planned(
+        &self,
+        engine: &mut AutoEngine,
+        work: impl FnOnce(&mut AutoEngine, &FeatureLayout, &Bags<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut exchange = self.exchange.lock()?;
+        let rows = exchange.take_to_plan()?;
+        let Some(layout) = joined_layout(engine, &self.plans)? else { return Ok(()) };
+        let result = joined_bags(&rows, &layout).and_then(|bags| work(engine, &layout, &bags));
+        result.inspect_err(|error| exchange.fail(&error.to_string()))
     }
 
     /// Keeps the rows of the first `agreed` of `fit` batches, which all ranks brought.
@@ -447,6 +526,7 @@ impl NativeExchange {
     }
 
     /// Brings the rows of the next `count` announced batches into memory; returns how many fit.
+    /// Where training follows a plan, it brings rows that are looked up beside it.
     fn bring(&self, store: &Bound<'_, NativeStore>, count: usize) -> PyResult<usize> {
         store.get().with(store.py(), |engine| self.rank.bring(engine.single()?, count))
     }
@@ -459,6 +539,31 @@ impl NativeExchange {
         agreed: usize,
     ) -> PyResult<()> {
         store.get().with(store.py(), |engine| self.rank.keep_brought(engine.single()?, fit, agreed))
+    }
+
+    /// Forgets the batch that was announced last, of which another rank makes a plan.
+    fn pass_announced(&self, py: Python<'_>) -> PyResult<()> {
+        self.rank.run(py, |exchange| exchange.take_to_plan().map(drop))
+    }
+
+    /// Adds the rows of the batch that was announced last to the plan that the store makes.
+    fn push_planned(&self, store: &Bound<'_, NativeStore>) -> PyResult<()> {
+        store.get().with(store.py(), |engine| {
+            let push = |engine: &mut AutoEngine, _: &FeatureLayout, bags: &Bags<'_>| {
+                engine.push_planned(bags)
+            };
+            self.rank.with_planned(engine.single()?, push)
+        })
+    }
+
+    /// Passes the batch that was announced last, the next one of the plan, without a step.
+    fn pass_planned(&self, store: &Bound<'_, NativeStore>) -> PyResult<()> {
+        store.get().with(store.py(), |engine| {
+            let pass = |engine: &mut AutoEngine, layout: &FeatureLayout, bags: &Bags<'_>| {
+                engine.skip(layout, bags)
+            };
+            self.rank.with_planned(engine.single()?, pass)
+        })
     }
 
     /// Forgets announced batches behind the first `kept`.

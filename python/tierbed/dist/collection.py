@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tierbed._native import NativeExchangePlan
+from tierbed._native import FeaturePlan, NativeExchangePlan
 from tierbed.config.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
 from tierbed.config.tables import DataType, EmbeddingBagConfig, feature_labels
 from tierbed.config.words import ExchangeKind
@@ -25,7 +25,7 @@ from tierbed.dist.held import Held, held_tables, initial_rows
 from tierbed.dist.nodes import Nodes
 from tierbed.dist.over_nodes import OverNodes
 from tierbed.dist.ranks import ProcessRank, Rank
-from tierbed.dist.session import RankSession
+from tierbed.dist.session import RankSession, RankTraining
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
@@ -93,6 +93,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         # Memory of devices is shared by all ranks, or by none.
         kind: ExchangeKind = "one_sided" if isinstance(store, DeviceStore) else how.kind
         self._nodes = self._ranks.find_nodes(kind)
+        # What this rank holds of a batch, where a store may follow a plan of it.
+        self._joined: FeaturePlan | None = None
         self._exchange: Exchange
         if isinstance(store, DeviceStore):
             self._exchange = self._join_devices(store, how)
@@ -134,6 +136,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         ``numbers`` that say how long others are. Empty where all ranks share memory.
         """
         return self._exchange.sent_bytes()
+
+    def table_names(self) -> list[str]:
+        """Returns what the store of this rank calls what it holds of the tables."""
+        return [held.name for held in held_tables(self._configs, self._plan, self._ranks.rank)]
 
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
@@ -375,13 +381,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         described = self._plan.described(self._configs, *travel)
         plan = NativeExchangePlan(described, how.samples_max, how.indices_max, self._nodes.count)
         held = {one.config.name: one for one in held_tables(self._configs, self._plan, rank)}
-        groups = [
-            store.native.plan(
-                [self._hold(store, held[self._configs[table].name]) for table, _ in members],
-                [pooling for _, pooling in members],
-            )
-            for members in plan.groups(rank)
-        ]
+        groups, joined = [], []
+        for members in plan.groups(rank):
+            tables = [self._hold(store, held[self._configs[table].name]) for table, _ in members]
+            groups.append(store.native.plan(tables, [pooling for _, pooling in members]))
+            joined.extend(tables)
+        if isinstance(store, Store):
+            store.note_collection(self)
+            if joined:
+                self._joined = store.native.plan(joined, ["sum"] * len(joined))
         heap = self._ranks.share_heap(plan.region_bytes, self._nodes)
         if self._nodes.count == 1:
             return OneSided(store.native, plan, heap, rank, groups, how)
@@ -396,7 +404,13 @@ class ShardedEmbeddingBagCollection(nn.Module):
         if not isinstance(self._store, Store) or not isinstance(self._exchange, OneSided):
             # Rows that do not train, or that are in the memory of GPUs: all are there.
             return Reading()
-        exchange = self._exchange
-        return RankSession(
-            self._store, exchange, lambda features: batch_of(*self._checked(prepare(features)))
+        training = RankTraining(
+            store=self._store,
+            ranks=self._ranks,
+            exchange=self._exchange,
+            joined=self._joined,
+            trains=lambda: self._grad_mode()[1],
+            identity=self._plan.described(self._configs, "f32", "f32"),
+            feature_names=self._features,
         )
+        return RankSession(training, lambda features: batch_of(*self._checked(prepare(features))))

@@ -149,6 +149,7 @@ class OneSided:
         self._exchange = NativeExchange(plan, heap, rank, timeout_ms, groups)
         self._lender = Lender(plan.output_dim, options.output_dtype, heap)
         self._serving: Serving | None = None
+        self.steps_done = 0
 
     @property
     def is_trainable(self) -> bool:
@@ -186,8 +187,35 @@ class OneSided:
         """As :meth:`Exchange.backward`."""
         self._finish()
         self._step(step, grad, weights_grad)
+        self.steps_done += 1
 
-    def prefetch(self, batches: Sequence[RankBatch]) -> int:
+    def push_planned(self, batch: RankBatch, *, is_wanted: bool) -> None:
+        """Tells the holders of rows the next batch of the order, together with all ranks.
+
+        Args:
+            batch: Ids, offsets and weights.
+            is_wanted: Whether the store of this rank makes a plan of such batches.
+        """
+        self._announce(batch)
+        if is_wanted and isinstance(self._native, NativeStore):
+            self._exchange.push_planned(self._native)
+        else:
+            self._exchange.pass_announced()
+
+    def pass_planned(self, batch: RankBatch) -> None:
+        """Passes the next batch of the plan without a step, together with all ranks.
+
+        Args:
+            batch: Ids, offsets and weights.
+        """
+        self._finish()
+        self._announce(batch)
+        if isinstance(self._native, NativeStore):
+            self._exchange.pass_planned(self._native)
+        else:
+            self._exchange.pass_announced()
+
+    def prefetch(self, batches: Sequence[RankBatch], *, brings: bool = True) -> int:
         """Tells the holders of rows what comes, and brings the rows held here.
 
         All ranks call this together, with batches of their own, nearest first. Batches that did not
@@ -195,6 +223,7 @@ class OneSided:
 
         Args:
             batches: Ids, offsets and weights.
+            brings: Whether rows held here need to be brought.
 
         Returns:
             How many fit, on all ranks.
@@ -216,9 +245,9 @@ class OneSided:
             self._announce(batch)
         if not isinstance(self._native, NativeStore):
             return len(batches)
-        fit = self._exchange.bring(self._native, len(batches))
+        fit = self._exchange.bring(self._native, len(batches)) if brings else len(batches)
         agreed, _ = self._agree(fit)
-        self._exchange.keep_brought(self._native, fit, agreed)
+        self._exchange.keep_brought(self._native, fit if brings else agreed, agreed)
         return agreed
 
     def end_lookahead(self) -> None:

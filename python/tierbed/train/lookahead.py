@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from tierbed._util.progress import Progress
-from tierbed.data.order import BatchOrder, fingerprint, known_order
+from tierbed.data.order import BatchOrder, fingerprint
 from tierbed.errors import InvalidError
 from tierbed.jagged import is_kjt
 from tierbed.train.place import (
@@ -282,9 +282,9 @@ def _follow(
         session.tell_why_not()
         return False
     session.store.note_scans()
-    order = known_order(loader, key)
+    order = session.find_order(loader, key)
     if isinstance(order, str):
-        if session.find_position() is not None:
+        if session.stands_in_plan():
             return True  # the batches are checked against the plan one by one
         session.store.note_unknown_order(order)
         return False

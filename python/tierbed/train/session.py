@@ -6,12 +6,13 @@ collection's own lookups and steps go past it; where they stand along a plan, ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from tierbed._util.tensors import as_int64
+from tierbed.data.order import BatchOrder, known_order
 from tierbed.errors import InvalidError
 from tierbed.ops.operators import Binding
 from tierbed.train.store import Store
@@ -124,6 +125,14 @@ class StepSession:
             reason = f"the tables {names} are frozen, and a step along a plan is one of all tables"
         if reason is not None:
             self.store.note_unknown_order(reason)
+
+    def find_order(self, loader: Iterable[Any], key: Callable[[Any], Any]) -> BatchOrder | str:
+        """Returns the order of a loader's batches, or why it is not known."""
+        return known_order(loader, key)
+
+    def stands_in_plan(self) -> bool:
+        """Whether a plan is followed, whose batches are checked one by one."""
+        return self.find_position() is not None
 
     def is_collecting(self) -> bool:
         """Whether gradients wait for the step of an optimizer, which leaves the plan then.

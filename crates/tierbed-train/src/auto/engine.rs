@@ -286,29 +286,6 @@ impl AutoEngine {
         work(self.engine()?)
     }
 
-    /// Brings the rows of batches that are looked up piece by piece; returns how many fit. By
-    /// window [`note_looked_up`](Self::note_looked_up) tells when one is done.
-    ///
-    /// # Errors
-    /// As for [`TrainEngine::prefetch`].
-    pub fn prefetch_pieces(
-        &mut self,
-        layout: &FeatureLayout,
-        batches: &[Bags<'_>],
-    ) -> Result<usize> {
-        match self.planned_mut() {
-            Some(planned) => planned.prefetch(layout, batches),
-            None => self.by_number()?.prefetch_pieces(layout, batches),
-        }
-    }
-
-    /// Notes that `count` batches of [`prefetch_pieces`](Self::prefetch_pieces) were looked up.
-    pub fn note_looked_up(&mut self, count: usize) {
-        if let State::Windowed(windowed) = &mut self.state {
-            windowed.engine.note_looked_up(count);
-        }
-    }
-
     /// Looks up as [`lookup`](Self::lookup) into the places that `to` says; what was not planned
     /// comes by way of a matrix.
     ///

@@ -8,6 +8,7 @@ pub(crate) mod moving;
 pub(crate) mod noting;
 pub(crate) mod options;
 pub(crate) mod part_bags;
+mod pieces;
 mod planless;
 mod planned;
 pub(crate) mod publish_delta;

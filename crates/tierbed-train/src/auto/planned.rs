@@ -19,7 +19,7 @@ use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
-use crate::planned::{AnySink, EpochPlan, PlannedEngine, Position};
+use crate::planned::{AnySink, EpochPlan, Piece, PlannedEngine, Position};
 use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::changes::{Changes, DeltaCount, Room, Since};
 use crate::window::changes_file::{Rows, CHANGES};
@@ -164,6 +164,13 @@ impl Planned {
         self.lookup_aside(plan, &first_half.bags()?, first)?;
         let second_half = PartBags::of_samples(bags, middle..sample_count);
         self.lookup_aside(plan, &second_half.bags()?, second)
+    }
+
+    /// Steps a piece of the next batch.
+    pub(crate) fn update_piece(&mut self, piece: Piece<'_>, grads: Grads<'_>) -> Result<()> {
+        self.unplanned.clear();
+        self.is_durable = false;
+        self.engine.update_piece(piece, grads)
     }
 
     /// Copies the rows of `batches` aside in one pass; returns how many of the batches fit.

@@ -32,7 +32,7 @@ impl PlannedEngine {
     /// `NoSpace` leaves the last checkpoint in force and training may go on; after `Io` the
     /// store is poisoned: reopen it at the last checkpoint.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        self.poison.check()?;
+        self.check_whole()?;
         check_names(attachments)?;
         let settled = self.settle_disk();
         self.poison.on_any(settled)?;
@@ -206,7 +206,7 @@ impl PlannedEngine {
     /// # Errors
     /// `Corruption`, naming the first bad place.
     pub fn verify(&mut self) -> Result<u64> {
-        self.poison.check()?;
+        self.check_whole()?;
         let settled = self.settle_disk();
         self.poison.on_any(settled)?;
         self.log.verify()?;

@@ -7,7 +7,7 @@
 
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{
-    Destination, Feature, FeatureLayout, FeatureRows, Places, PoolFeature, Rows,
+    Destination, Feature, FeatureLayout, FeatureRows, Kernels, Places, PoolFeature, Rows,
 };
 
 use super::scratch::Unpacked;
@@ -60,22 +60,9 @@ impl PlannedEngine {
         to: &mut impl Destination,
     ) -> Result<BatchToken> {
         let token = self.prepare(plan, bags)?;
-        let rows = feature_rows(&self.pipeline, &self.scratch.entries, plan, bags);
-        let starts = &mut self.scratch.starts;
-        starts.clear();
-        for rows in &rows {
-            starts.extend(rows.numbers.iter().map(|&number| rows.places.start(number)));
-        }
+        let features = feature_rows(&self.pipeline, &self.scratch.entries, plan, bags);
         let arena = self.pipeline.current.arena();
-        let mut rest = starts.as_slice();
-        let pooled = rows.iter().enumerate().map(|(feature, rows)| {
-            let (starts, later) = rest.split_at(rows.numbers.len());
-            rest = later;
-            let (offsets, pooling, dim) = (rows.offsets, rows.pooling, rows.columns.dim);
-            let of = PoolFeature { feature, offsets, pooling, dim };
-            (Rows { arena, starts, weights: rows.weights }, of)
-        });
-        self.kernels.pool_all_to(&pooled.collect::<Vec<_>>(), to);
+        pool_to(self.kernels, arena, &features, &mut self.scratch.starts, to);
         Ok(token)
     }
 
@@ -135,6 +122,29 @@ impl PlannedEngine {
         self.scratch.unpacked = Some(Unpacked { position, token });
         Ok(token)
     }
+}
+
+/// Pools the rows of `features` into the places that `to` says; `starts` is memory to work in.
+pub(super) fn pool_to(
+    kernels: Kernels,
+    arena: &[f32],
+    features: &[FeatureRows<'_>],
+    starts: &mut Vec<usize>,
+    to: &mut impl Destination,
+) {
+    starts.clear();
+    for rows in features {
+        starts.extend(rows.numbers.iter().map(|&number| rows.places.start(number)));
+    }
+    let mut rest = starts.as_slice();
+    let pooled = features.iter().enumerate().map(|(feature, rows)| {
+        let (starts, later) = rest.split_at(rows.numbers.len());
+        rest = later;
+        let (offsets, pooling, dim) = (rows.offsets, rows.pooling, rows.columns.dim);
+        let of = PoolFeature { feature, offsets, pooling, dim };
+        (Rows { arena, starts, weights: rows.weights }, of)
+    });
+    kernels.pool_all_to(&pooled.collect::<Vec<_>>(), to);
 }
 
 /// Returns which rows each feature of a batch uses, by the entries of all its indices.

@@ -12,6 +12,7 @@ mod dump;
 mod gather;
 mod lookup;
 mod options;
+mod pieces;
 mod planned;
 mod quota;
 mod replan;
@@ -47,6 +48,7 @@ use crate::planned::store::storage_thread::StorageThread;
 use crate::planned::store::window_rows::WindowRows;
 use crate::window::changes::{Changes, Room};
 pub use options::PlannedConfig;
+pub use pieces::Piece;
 pub(crate) use planned::stored_plan;
 use reservations::{Purpose, Reservations};
 pub use scan::AnySink;
@@ -144,6 +146,8 @@ pub struct PlannedEngine {
     pub(crate) changes: Changes,
     /// The window whose rows were noted last, counted from opening.
     noted_window: Option<u64>,
+    /// Some pieces of the batch are stepped, and others are not.
+    is_in_pieces: bool,
 }
 
 /// A folder that this process owns.
@@ -278,6 +282,7 @@ impl PlannedEngine {
             lock: site.lock,
             changes: Changes::default(),
             noted_window: None,
+            is_in_pieces: false,
         })
     }
 
@@ -406,8 +411,13 @@ impl PlannedEngine {
         Ok(batch)
     }
 
-    fn check_shape(&self, plan: &FeatureLayout, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
-        self.poison.check()?;
+    fn check_shape(
+        &mut self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        matrix_len: usize,
+    ) -> Result<()> {
+        self.check_whole()?;
         plan.check_shape(bags, matrix_len)?;
         let planned = &self.pipeline.plan.shape().feature_tables;
         if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {

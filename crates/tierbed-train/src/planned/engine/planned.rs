@@ -108,7 +108,7 @@ impl PlannedEngine {
     /// # Errors
     /// `Corruption`, naming file and window, otherwise those of the folder.
     pub fn check_plan(&mut self) -> Result<()> {
-        self.poison.check()?;
+        self.check_whole()?;
         let plan = &self.pipeline.plan;
         plan.verify_in(&mut self.scan_window)?;
         plan.ensure_copy(&*self.folder)
@@ -121,7 +121,7 @@ impl PlannedEngine {
     /// # Errors
     /// `Invalid` for a batch that the plan does not have, otherwise as [`pass`](Self::pass).
     pub fn pass_to(&mut self, batch: u64) -> Result<()> {
-        self.poison.check()?;
+        self.check_whole()?;
         self.check_has_batches()?;
         let batch_count = self.pipeline.plan.stats().batch_count;
         if batch >= batch_count {

@@ -52,7 +52,7 @@ impl PlannedEngine {
 
     // Visits the rows of one size class, or of all.
     fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
-        self.poison.check()?;
+        self.check_whole()?;
         let settled = self.settle_for_reading();
         self.poison.on_any(settled)?;
         let is_wanted = |class: usize| only.is_none_or(|only| only == class);

@@ -12,7 +12,6 @@ use tierbed_core::{Bags, Result};
 use tierbed_kernels::{Feature, FeatureLayout, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
 
 use super::lookup::feature_rows;
-use super::scratch::Scratch;
 use super::PlannedEngine;
 use crate::batch_token::BatchToken;
 
@@ -40,13 +39,15 @@ impl PlannedEngine {
                 self.weight_grads(&rows, grads.output, weights_grad);
             }
         }
-        self.step_rows(plan, bags, &steps, grads.output);
+        let entries = std::mem::take(&mut self.scratch.entries);
+        self.step_rows(&entries, plan, bags, &steps, grads.output);
+        self.scratch.entries = entries;
         self.counters.step_count += 1;
         self.finish_batch()
     }
 
-    // Counts a step for every table of `plan`; returns the steps, feature after feature.
-    fn begin_step(&mut self, plan: &FeatureLayout) -> Result<Vec<Prepared>> {
+    /// Counts a step for every table of `plan`; returns the steps, feature after feature.
+    pub(super) fn begin_step(&mut self, plan: &FeatureLayout) -> Result<Vec<Prepared>> {
         for table in plan.tables() {
             self.hypers.of_mut(table).step += 1;
         }
@@ -57,15 +58,16 @@ impl PlannedEngine {
         plan.features().iter().map(prepared).collect()
     }
 
-    fn step_rows(
+    /// Steps the rows of `bags`, whose `entries` are one per index.
+    pub(super) fn step_rows(
         &mut self,
+        entries: &[u32],
         plan: &FeatureLayout,
         bags: &Bags<'_>,
         steps: &[Prepared],
         grad: &[f32],
     ) {
         assert_eq!(steps.len(), plan.features().len(), "every feature has a step");
-        let Scratch { entries, sums, .. } = &mut self.scratch;
         let current = &self.pipeline.current.plan;
         let rows = feature_rows(&self.pipeline, entries, plan, bags).into_iter();
         let mut features = Vec::with_capacity(steps.len());
@@ -76,12 +78,12 @@ impl PlannedEngine {
             features.push(FeatureStep { rows, table, step, number_first, number_count });
         }
         let arena = self.pipeline.current.arena_mut();
-        let row_count = self.kernels.step_batch(grad, &features, sums, arena);
+        let row_count = self.kernels.step_batch(grad, &features, &mut self.scratch.sums, arena);
         self.counters.row_update_count += row_count as u64;
     }
 
-    // The gradient of a weight is the row times the bag's gradient, over the count for "mean".
-    fn weight_grads(&self, rows: &FeatureRows<'_>, grad: &[f32], weights_grad: &mut [f32]) {
+    /// The gradient of a weight is the row times the bag's gradient, over the count for "mean".
+    pub(super) fn weight_grads(&self, rows: &FeatureRows<'_>, grad: &[f32], weights_grad: &mut [f32]) {
         if rows.pooling == Pooling::None {
             return;
         }
