@@ -15,9 +15,9 @@ use tierbed_exchange::{
 };
 use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
+use tierbed_train::planned::Piece;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{FeatureLayout, Pooling};
-use tierbed_train::planned::Piece;
 use tierbed_train::{AutoEngine, CodedTables, PlanFollower, TrainEngine};
 
 use crate::batch::{BatchTensors, FeaturePlan};

@@ -244,9 +244,13 @@ def test_a_store_that_insists_on_its_plan_refuses_others_on_all_ranks(tmp_path: 
         own = batches_of(rank.rank, count=BATCHES + 1)
         rows = make(rank, store, "mixed", exchange=tbd.ExchangeOptions(timeout_s=5))
         loader = Batches(own[:BATCHES])
-        with pytest.raises(tb.TierbedError) as caught:
+
+        def epoch() -> None:
             for at, batch in enumerate(tb.lookahead(loader, rows, window=2)):
                 step(rows, own[BATCHES] if at == 2 else batch, at)
+
+        with pytest.raises(tb.TierbedError) as caught:
+            epoch()
         return str(caught.value)
 
     told = run_ranks(2, work)

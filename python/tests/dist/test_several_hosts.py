@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hosts_kit import MakeHosts
+from test_forward_order import Batches
 from test_ranks import (
     ROWS,
     SAMPLES,
@@ -111,6 +112,62 @@ def test_two_hosts_have_the_bits_of_one_process(
                 assert torch.equal(grads, expected_grads[step][feature]), (what, feature, step)
         for rank, (_, found) in enumerate(ranks):
             check_rows(Held(found[at][1]), whole, plan, rank)  # type: ignore[arg-type]
+
+
+RESTARTED = {"a": tbd.RowWise(), "b": tbd.Mirrored(), "c": tbd.TableWise(1)}
+
+
+def collection_of(folder: Path, name: str) -> Any:
+    """A collection over all ranks, whose rows are on disk."""
+    store = tb.Store.open(folder / f"{name}-{dist.get_rank()}", dram_budget="16MiB")
+    plan = tbd.ShardingPlan(dist.get_world_size(), dict(RESTARTED))
+    rows = tbd.ShardedEmbeddingBagCollection(
+        TABLES, store=store, plan=plan, optimizer=tb.Adam(lr=0.05)
+    )
+    return store, rows
+
+
+def train_planned(folder: Path) -> Any:
+    """Trains two epochs along plans, and saves; returns outputs and the orders of stores."""
+    store, rows = collection_of(folder, "first")
+    batches = Batches(batches_of(dist.get_rank(), False))
+    with store, rows:
+        seen = [train(rows, tb.lookahead(batches, rows, window=2))[0] for _ in range(2)]
+        rows.save(folder / "saved")
+        return seen, store.order()["kind"]
+
+
+def train_on(folder: Path) -> Any:
+    """Goes on with half of the ranks, each with the samples of two."""
+    store, rows = collection_of(folder, "second")
+    own = [batches_of(2 * dist.get_rank() + at, False) for at in range(2)]
+    joined = [join([batches[step] for batches in own]) for step in range(STEPS)]
+    with store, rows:
+        rows.load(folder / "saved")
+        return train(rows, tb.lookahead(joined, rows, window=2))[0]
+
+
+def test_fewer_hosts_go_on_with_the_bits_of_one_process(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    own = [batches_of(rank, False) for rank in range(4)]
+    joined = [join([batches[step] for batches in own]) for step in range(STEPS)]
+    whole = tb.Store.open(backend="memory", dram_budget="16MiB")
+    one = tb.EmbeddingBagCollection(TABLES, store=whole, optimizer=tb.Adam(lr=0.05))
+    expected = [train(one, joined)[0] for _ in range(3)]
+
+    many = make_hosts(2)
+    ranks = many.run(train_planned, tmp_path, folder=tmp_path / "a", local_ranks=2, limit_s=120)
+    assert [kind for _, kind in ranks] == ["forward"] * 4
+    for epoch in range(2):
+        for step in range(STEPS):
+            outputs = torch.cat([seen[epoch][step] for seen, _ in ranks])
+            assert torch.equal(outputs, expected[epoch][step]), (epoch, step)
+    few = make_hosts(1)
+    ranks = few.run(train_on, tmp_path, folder=tmp_path / "b", local_ranks=2, limit_s=120)
+    for step in range(STEPS):
+        outputs = torch.cat([seen[step] for seen in ranks])
+        assert torch.equal(outputs, expected[2][step]), step
 
 
 def train_until_lost(folder: Path) -> Any:

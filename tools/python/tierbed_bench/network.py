@@ -8,7 +8,8 @@ a row there.
 
 Ids are compared with an exchange that gathers all of them on every rank, 16 bytes for an id and its
 bag, counted between hosts only. Where TorchRec is installed, its ranks look up beside ours
-(``network_torchrec.py``). Whole steps of a DLRM follow (``network_scaling.py``).
+(``network_torchrec.py``). Whole steps of a DLRM follow (``network_scaling.py``), and ranks whose
+memory holds few of their rows (``network_lookahead.py``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive
 from tierbed.errors import UnsupportedError
 from tierbed_bench.hosts import hosts, sent_bytes, why_no_hosts
+from tierbed_bench.network_lookahead import LookaheadOptions, run_lookahead
 from tierbed_bench.network_scaling import ScalingOptions, run_scaling
 from tierbed_bench.network_torchrec import PeerOptions, peer_row, time_both
 from tierbed_bench.suite import write_suite
@@ -124,7 +126,11 @@ def run_network(out: Path, options: NetworkOptions, json_path: Path | None = Non
     for row in beside:
         for what in ("time_ratio", "cpu_ratio"):
             ratios[f"{row['ids_per_bag']}_ids_beside_torchrec_{what}"] = row[what]
-    told = {**asdict(options), "torchrec": beside, "scaling": scaled}
+    ahead = run_lookahead(_lookahead_options(options))
+    print_table("two ranks of a host, with few rows in memory", ahead)
+    for row in ahead[1:]:
+        ratios[f"ranks_{row['way']}_vs_on_demand"] = row["vs_on_demand"]
+    told = {**asdict(options), "torchrec": beside, "scaling": scaled, "lookahead": ahead}
     path = write_suite(out, "network", rows, ratios, None, told)
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
@@ -135,6 +141,13 @@ def _scaling_options(options: NetworkOptions) -> ScalingOptions:
     if options.quick:
         return ScalingOptions(tables=4, rows=5_000, batch=128, steps=2, rounds=1)
     return ScalingOptions(seed=options.seed)
+
+
+def _lookahead_options(options: NetworkOptions) -> LookaheadOptions:
+    if options.quick:
+        small = {"tables": 4, "rows": 20_000, "batch": 64, "steps": 6, "rounds": 1}
+        return LookaheadOptions(dram_share=0.3, **small)
+    return LookaheadOptions(seed=options.seed)
 
 
 def _beside_torchrec(options: NetworkOptions) -> list[dict[str, Any]]:

@@ -83,7 +83,12 @@ impl PlannedEngine {
     }
 
     /// The gradient of a weight is the row times the bag's gradient, over the count for "mean".
-    pub(super) fn weight_grads(&self, rows: &FeatureRows<'_>, grad: &[f32], weights_grad: &mut [f32]) {
+    pub(super) fn weight_grads(
+        &self,
+        rows: &FeatureRows<'_>,
+        grad: &[f32],
+        weights_grad: &mut [f32],
+    ) {
         if rows.pooling == Pooling::None {
             return;
         }
