@@ -12,7 +12,7 @@ use tierbed_kernels::{
 };
 
 use crate::window::engine::{built, built_mut, WindowEngine};
-use crate::window::row_buffer::{RowBuffer, Want};
+use crate::window::row_buffer::{RowBuffer, Want, TOGETHER};
 
 impl WindowEngine {
     /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
@@ -112,20 +112,22 @@ impl WindowEngine {
         assert!(self.scratch.misses.is_empty(), "rows of a round before were not filled");
         buffer.begin_round();
         self.scratch.starts.clear();
-        piece.end = piece.first;
         'features: for (at, feature) in layout.features().iter().enumerate() {
             let range = layout.range(bags, at);
             let words = buffer.arena(feature.table.0).1;
-            for position in range.start.max(piece.first)..range.end.min(limit) {
-                let key = feature.row_key(bags.indices[position]);
-                let misses = &mut self.scratch.misses;
-                match buffer.place(key, Want::Now, &mut self.store, misses)? {
-                    Some(slot) => self.scratch.starts.push(slot as usize * words),
-                    None => break 'features,
+            let (first, end) = (range.start.max(piece.first), range.end.min(limit));
+            for ids in bags.indices[first.min(end)..end].chunks(TOGETHER) {
+                let guesses = buffer.guess(ids.iter().map(|&id| feature.row_key(id)));
+                for &guess in &guesses[..ids.len()] {
+                    let misses = &mut self.scratch.misses;
+                    match buffer.place_near(guess, Want::Now, &mut self.store, misses)? {
+                        Some(slot) => self.scratch.starts.push(slot as usize * words),
+                        None => break 'features,
+                    }
                 }
-                piece.end = position + 1;
             }
         }
+        piece.end = piece.first + self.scratch.starts.len();
         assert!(piece.end > piece.first, "a buffer holds at least one row of each length");
         buffer.fill(&mut self.scratch.misses, &self.schema, &mut self.store)
     }

@@ -14,7 +14,7 @@ use tierbed_kernels::{
 };
 
 use crate::window::engine::{built_mut, WindowEngine};
-use crate::window::row_buffer::{RowBuffer, Want};
+use crate::window::row_buffer::{RowBuffer, Want, TOGETHER};
 use crate::window::scratch::{Scratch, Use};
 
 impl WindowEngine {
@@ -93,18 +93,25 @@ impl WindowEngine {
         buffer.begin_round();
         self.scratch.starts.clear();
         let mut end = first;
-        while let Some(&Use { row, .. }) = self.scratch.uses.get(end) {
-            if self.scratch.starts.len() == rows_max {
+        'rows: while self.scratch.starts.len() < rows_max {
+            let rows = self.scratch.uses[end..].chunk_by(|a, b| a.row == b.row);
+            let wanted = TOGETHER.min(rows_max - self.scratch.starts.len());
+            let mut counts = [0; TOGETHER];
+            let keys = rows.take(wanted).zip(&mut counts).map(|(uses, count)| {
+                *count = uses.len();
+                RowKey::new(table, RowId(uses[0].row))
+            });
+            let guesses = buffer.guess(keys);
+            if counts[0] == 0 {
                 break;
             }
-            let key = RowKey::new(table, RowId(row));
-            let misses = &mut self.scratch.misses;
-            match buffer.place(key, Want::Now, &mut self.store, misses)? {
-                Some(slot) => self.scratch.starts.push(slot as usize * words),
-                None => break,
-            }
-            while self.scratch.uses.get(end).is_some_and(|next| next.row == row) {
-                end += 1;
+            for (&guess, &count) in guesses.iter().zip(&counts).filter(|(_, &count)| count > 0) {
+                let misses = &mut self.scratch.misses;
+                match buffer.place_near(guess, Want::Now, &mut self.store, misses)? {
+                    Some(slot) => self.scratch.starts.push(slot as usize * words),
+                    None => break 'rows,
+                }
+                end += count;
             }
         }
         assert!(end > first, "a buffer holds at least one row of each length");

@@ -20,7 +20,7 @@ mod slot;
 
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
-use tierbed_core::{Budget, Reservation, Result, RowKey, Schema, TrainStore};
+use tierbed_core::{Budget, Reservation, Result, RowId, RowKey, Schema, TableId, TrainStore};
 use tierbed_kernels::init_record;
 
 use leaving::EvictionLimit;
@@ -32,11 +32,23 @@ const EVICT_ROWS_MAX: usize = 4096;
 /// Most rows given to the store at once.
 const WRITE_ROWS_MAX: usize = 1024;
 
+/// Rows that are looked for together.
+pub(crate) const TOGETHER: usize = 16;
+/// No slot of a pool.
+const NOWHERE: u32 = u32::MAX;
+
 /// A row that got a slot and still waits for its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Miss {
     key: RowKey,
     pool: u32,
+    slot: u32,
+}
+
+/// Where a row was when it was looked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Guess {
+    key: RowKey,
     slot: u32,
 }
 
@@ -144,13 +156,45 @@ impl RowBuffer {
         store: &mut dyn TrainStore,
         misses: &mut Vec<Miss>,
     ) -> Result<Option<u32>> {
+        self.place_near(Guess { key, slot: NOWHERE }, want, store, misses)
+    }
+
+    /// Looks for up to [`TOGETHER`] rows at once, so that misses of the processor's caches overlap;
+    /// returns where each was.
+    pub(crate) fn guess(&self, keys: impl Iterator<Item = RowKey>) -> [Guess; TOGETHER] {
+        let nothing = Guess { key: RowKey::new(TableId(0), RowId(0)), slot: NOWHERE };
+        let mut guesses = [nothing; TOGETHER];
+        for (guess, key) in guesses.iter_mut().zip(keys) {
+            let pool = &self.pools[self.pool_of_table[key.table.0 as usize] as usize];
+            *guess = Guess { key, slot: pool.find(key).unwrap_or(NOWHERE) };
+        }
+        guesses
+    }
+
+    /// As [`place`](Self::place) of a row that was [looked for](Self::guess): others that were
+    /// placed since may have taken its slot.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place).
+    pub(crate) fn place_near(
+        &mut self,
+        guess: Guess,
+        want: Want,
+        store: &mut dyn TrainStore,
+        misses: &mut Vec<Miss>,
+    ) -> Result<Option<u32>> {
+        let key = guess.key;
         let pool_at = self.pool_of_table[key.table.0 as usize];
         let pool = &mut self.pools[pool_at as usize];
         let needed_until = match want {
             Want::Now => 0,
             Want::Ahead { until } => until,
         };
-        if let Some(slot) = pool.find(key) {
+        let found = match pool.holds(guess.slot, key) {
+            true => Some(guess.slot),
+            false => pool.find(key),
+        };
+        if let Some(slot) = found {
             pool.touch(slot, self.round, needed_until, self.batch_done);
             self.stats.hit_count += 1;
             return Ok(Some(slot));

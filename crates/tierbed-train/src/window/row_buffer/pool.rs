@@ -123,6 +123,12 @@ impl RowPool {
         self.index.find(mix64(wanted), is_it).copied()
     }
 
+    /// Tells whether `slot` is one that has the row of `key`.
+    pub(super) fn holds(&self, slot: u32, key: RowKey) -> bool {
+        let has_it = |slot: &Slot| slot.has(OCCUPIED) && slot.packed() == pack(key);
+        self.slots.get(slot as usize).is_some_and(has_it)
+    }
+
     /// Marks `slot` used in `round` and needed until batch `needed_until`; batches up to
     /// `batch_done` are over.
     pub(super) fn touch(&mut self, slot: u32, round: u32, needed_until: u32, batch_done: u32) {
@@ -301,7 +307,9 @@ mod tests {
         fill(&mut pool, 4);
         assert_eq!(pool.insert(key(9), 1, 0), None);
         let slot = pool.find(key(2)).unwrap();
+        assert!(pool.holds(slot, key(2)) && !pool.holds(slot, key(1)) && !pool.holds(9, key(2)));
         pool.remove(slot);
+        assert!(!pool.holds(slot, key(2)));
         assert_eq!(pool.find(key(2)), None);
         assert_eq!(pool.insert(key(9), 1, 0), Some(slot));
         assert_eq!((pool.find(key(9)), pool.row_count()), (Some(slot), 4));
