@@ -205,7 +205,7 @@ class _Runs:
         folder = self.folder / str(self.count)
         rate = None if case.rate is None else f"{case.rate}mbit"
         told = (str(folder), asdict(self.options), case.share)
-        with hosts(case.hosts, rate=rate, is_single_frames=True) as made:
+        with hosts(case.hosts, rate=rate) as made:
             ranks: list[dict[str, float]] = made.run(train, *told, folder=folder, limit_s=900.0)
         # All wait for the last.
         return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
