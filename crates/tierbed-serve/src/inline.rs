@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use tierbed_snapshot::{Begun, LookupStats, PendingLookup};
+use tierbed_snapshot::{Begun, LookupStats};
 
 use crate::admission::Verdict;
 use crate::answer::Refusal;
@@ -23,13 +23,14 @@ use crate::batch::guarded;
 use crate::body::Held;
 use crate::coding::Pack;
 use crate::executor::Offer;
+use crate::gateway::calling::Time;
 use crate::generation::Serving;
 use crate::job::{packing, Answered, AtOnce, Checked, InGeneration, Made, Phases, Prepared, Stage};
 use crate::options::Limits;
-use crate::pending::PendingRequest;
+use crate::pending::{Awaited, PendingRequest};
 use crate::predict;
 use crate::predictor::Batch;
-use crate::query::Matrix;
+use crate::query::{Matrix, Query};
 use crate::routes::work::{refused, Ask};
 use crate::routes::Service;
 use crate::spans::Steps;
@@ -40,10 +41,14 @@ const BODY_BYTES_EACH: u64 = 32;
 /// Elements of an answer for each such index: encoding them takes no longer than looking up.
 const ELEMENTS_EACH: usize = 64;
 
+/// Requests under way of a gateway up to which each asks shards by itself. What a few milliseconds
+/// bring: a shard that moves to another server delays these, and refuses none.
+const ALONE_MAX: usize = 512;
+
 /// What became of a request.
 pub(crate) enum Tried<'a, P> {
     Answered(Result<Made, Refusal>),
-    /// Its pages are on their way.
+    /// Its rows are on their way.
     Pending(Box<PendingRequest<'a, P>>),
     /// It must wait for a thread.
     Left(Stage<P>),
@@ -102,6 +107,11 @@ pub(crate) fn answer<'a, P: Checked>(
         Verdict::Admitted => {}
         verdict => return Tried::Answered(Err(refused(verdict))),
     }
+    // Many lookups take less time together: they wait for a thread, and are asked for as one.
+    if service.gateway.is_some() && request_count > ALONE_MAX {
+        return Tried::Left(Stage::Received(held));
+    }
+    let _time = Time::until(Some(deadline_us));
     let start_us = serving.clock.now_us();
     let mut times = Times { start_us, prepared_us: start_us };
     let tried = guarded(service, || {
@@ -114,8 +124,8 @@ pub(crate) fn answer<'a, P: Checked>(
         Ok(AtOnce::Answered(answered)) => {
             Tried::Answered(Ok(times.made(&serving, steps, answered)))
         }
-        Ok(AtOnce::Pending { prepared, pending }) => {
-            Tried::Pending(Box::new(PendingRequest { serving, times, prepared, pending }))
+        Ok(AtOnce::Pending { prepared, awaited }) => {
+            Tried::Pending(Box::new(PendingRequest { serving, times, prepared, awaited }))
         }
         Ok(AtOnce::Left(prepared)) => {
             let parts = Arc::clone(&serving.parts);
@@ -128,6 +138,17 @@ pub(crate) fn answer<'a, P: Checked>(
 /// queue, one that overtakes them would get past what limits their number.
 fn may_read_async(serving: &Serving<'_>) -> bool {
     serving.executor.is_empty()
+}
+
+/// Begins to ask shards for the rows of a query, where they have them. Nobody waits for a thread,
+/// so a shard that answers late keeps no other request waiting.
+fn of_shards(serving: &Serving<'_>, query: &mut Query) -> Result<Option<Awaited>, Refusal> {
+    let gateway = serving.gateway.as_ref();
+    let Some(rows) = gateway.and_then(|gateway| gateway.rows(serving.view.identity())) else {
+        return Ok(None);
+    };
+    let asking = query.begin_elsewhere(&rows)?;
+    Ok(Some(Awaited::Shards { rows, asking }))
 }
 
 impl Checked for Prepared {
@@ -143,6 +164,9 @@ impl Checked for Prepared {
         // The rows of a second query may be elsewhere when those of the first have been used.
         let begun = match self.queries.as_mut_slice() {
             [query] if query.bags().indices.len() <= indices_max => {
+                if let Some(awaited) = of_shards(serving, query)? {
+                    return Ok(AtOnce::Pending { prepared: self, awaited });
+                }
                 query.begin(serving.source(), may_read_async(serving))?
             }
             _ => Begun::Left,
@@ -150,9 +174,9 @@ impl Checked for Prepared {
         self.begun(begun, serving, steps)
     }
 
-    fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats, Refusal> {
+    fn query(&mut self) -> &mut Query {
         let [query] = self.queries.as_mut_slice() else { panic!("one query is looked up") };
-        Ok(query.finish(pending)?)
+        query
     }
 
     fn found(
@@ -189,6 +213,9 @@ impl Checked for predict::Prepared {
             return Ok(AtOnce::Left(self));
         }
         samples.query.make_room(&[]);
+        if let Some(awaited) = of_shards(serving, &mut samples.query)? {
+            return Ok(AtOnce::Pending { prepared: self, awaited });
+        }
         let begun = samples.query.begin(model.source(serving.source()), may_read_async(serving))?;
         if matches!(begun, Begun::Left) {
             samples.query.matrix = Matrix::default();
@@ -196,8 +223,8 @@ impl Checked for predict::Prepared {
         self.begun(begun, serving, steps)
     }
 
-    fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats, Refusal> {
-        Ok(self.samples.query.finish(pending)?)
+    fn query(&mut self) -> &mut Query {
+        &mut self.samples.query
     }
 
     fn found(

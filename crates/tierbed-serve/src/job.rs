@@ -13,13 +13,14 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::{header, HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use tierbed_snapshot::{Begun, LookupStats, PendingLookup};
+use tierbed_snapshot::{Begun, LookupStats};
 use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
 use crate::answer::Refusal;
 use crate::body::Held;
 use crate::coding::{Coding, Pack};
 use crate::generation::{Parts, Serving};
+use crate::pending::Awaited;
 use crate::predict;
 use crate::query::Query;
 use crate::spans::Steps;
@@ -49,11 +50,11 @@ pub(crate) trait Checked: Sized {
     /// Those of the work.
     fn at_once(self, serving: &Serving<'_>, steps: &Steps) -> Result<AtOnce<Self>, Refusal>;
 
-    /// Ends the lookup, whose pages have come.
+    /// Returns the query that was begun.
     ///
-    /// # Errors
-    /// Those of the lookup.
-    fn finish(&mut self, pending: PendingLookup) -> Result<LookupStats, Refusal>;
+    /// # Panics
+    /// When there are several.
+    fn query(&mut self) -> &mut Query;
 
     /// Answers from the rows, which have been found.
     ///
@@ -78,7 +79,9 @@ pub(crate) trait Checked: Sized {
     ) -> Result<AtOnce<Self>, Refusal> {
         Ok(match begun {
             Begun::Left => AtOnce::Left(self),
-            Begun::Pending(pending) => AtOnce::Pending { prepared: self, pending },
+            Begun::Pending(pages) => {
+                AtOnce::Pending { prepared: self, awaited: Awaited::Pages(pages) }
+            }
             Begun::Done(stats) => AtOnce::Answered(self.found(&stats, serving, steps)?),
         })
     }
@@ -93,10 +96,10 @@ pub(crate) trait Checked: Sized {
 /// What became of a request that shall not wait.
 pub(crate) enum AtOnce<P> {
     Answered(Answered),
-    /// Its pages are on their way.
+    /// Its rows are on their way.
     Pending {
         prepared: P,
-        pending: PendingLookup,
+        awaited: Awaited,
     },
     Left(P),
 }

@@ -225,7 +225,7 @@ impl Metrics {
         registry.register("batch_requests", help, self.batch_requests.clone());
         let help = "Requests that needed no page, answered by the thread that received them";
         registry.register("inline_requests", help, self.inline.clone());
-        let help = "Requests whose pages were read while the thread that received them did others";
+        let help = "Requests whose rows came while the thread that received them did others";
         registry.register("async_requests", help, self.async_requests.clone());
         let help = "1 while balancers shall send requests";
         registry.register("ready", help, self.ready.clone());

@@ -1,4 +1,4 @@
-//! Requests whose pages are read while the thread that received them answers others.
+//! Requests whose rows come while the thread that received them answers others.
 //!
 //! ```text
 //! pages asked for ─▶ the runtime watches the ring ─▶ it has something ─▶ all here? ─▶ answer
@@ -11,6 +11,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use tierbed_snapshot::PendingLookup;
 use tokio::io::unix::AsyncFd;
@@ -18,17 +19,27 @@ use tokio::io::Interest;
 
 use crate::answer::Refusal;
 use crate::batch::guarded;
+use crate::gateway::{Asking, ShardedRows};
 use crate::generation::Serving;
 use crate::inline::Times;
 use crate::job::{Checked, Made};
 use crate::spans::Steps;
 
-/// A request whose pages are on their way.
+/// What a request waits for, without a thread.
+#[expect(clippy::large_enum_variant, reason = "it lies in the box of its request")]
+pub(crate) enum Awaited {
+    /// Pages that the disk reads.
+    Pages(PendingLookup),
+    /// Answers of shards.
+    Shards { rows: Arc<ShardedRows>, asking: Asking },
+}
+
+/// A request whose rows are on their way.
 pub(crate) struct PendingRequest<'a, P> {
     pub(crate) serving: Serving<'a>,
     pub(crate) times: Times,
     pub(crate) prepared: P,
-    pub(crate) pending: PendingLookup,
+    pub(crate) awaited: Awaited,
 }
 
 /// The ring of a reader, as the runtime of one server watches it.
@@ -55,35 +66,54 @@ impl Ring {
 }
 
 impl<P: Checked> PendingRequest<'_, P> {
-    /// Waits for the pages, and answers.
+    /// Waits for the rows, and answers.
     ///
     /// # Errors
     /// Those of the lookup, and of what is made of its rows.
-    pub(crate) async fn answer(mut self, steps: &Steps) -> Result<Made, Refusal> {
-        while !self.land()? {
-            if let Err(cause) = self.has_more().await {
-                // The runtime cannot watch the ring, or ends: this thread waits for the pages.
-                self.serving.faults.note("ring", &cause.to_string());
-                break;
+    pub(crate) async fn answer(self, steps: &Steps) -> Result<Made, Refusal> {
+        let Self { serving, times, mut prepared, awaited } = self;
+        let mut default_rows = 0;
+        let answered = match awaited {
+            Awaited::Pages(pages) => {
+                let pages = landed(&serving, pages).await?;
+                guarded(&serving, || {
+                    let stats = prepared.query().finish(pages)?;
+                    prepared.found(&stats, &serving, steps)
+                })
             }
+            Awaited::Shards { rows, asking } => {
+                let answers = rows.answers(asking).await;
+                guarded(&serving, || {
+                    let schema = serving.view.schema();
+                    let stats = prepared.query().finish_elsewhere(&rows, answers, schema)?;
+                    default_rows = stats.rows_default;
+                    prepared.found(&stats, &serving, steps)
+                })
+            }
+        }?;
+        let mut made = times.made(&serving, steps, answered);
+        made.phases.default_rows = default_rows;
+        Ok(made)
+    }
+}
+
+/// Waits until the pages are here, or may be waited for by this thread.
+async fn landed(
+    serving: &Serving<'_>,
+    mut pages: PendingLookup,
+) -> Result<PendingLookup, Refusal> {
+    while !guarded(serving, || Ok(pages.land()))? {
+        if let Err(cause) = has_more(serving.number, &mut pages).await {
+            // The runtime cannot watch the ring, or ends: this thread waits for the pages.
+            serving.faults.note("ring", &cause.to_string());
+            break;
         }
-        let Self { serving, times, mut prepared, pending } = self;
-        let answered = guarded(&serving, || {
-            let stats = prepared.finish(pending)?;
-            prepared.found(&stats, &serving, steps)
-        })?;
-        Ok(times.made(&serving, steps, answered))
     }
+    Ok(pages)
+}
 
-    fn land(&mut self) -> Result<bool, Refusal> {
-        let Self { serving, pending, .. } = self;
-        guarded(serving, || Ok(pending.land()))
-    }
-
-    async fn has_more(&mut self) -> io::Result<()> {
-        let server = self.serving.number;
-        let is_ours = |ring: &Ring| ring.server == server;
-        let ring = self.pending.notifier(is_ours, |ring| Ring::new(server, ring))?;
-        ring.has_more().await
-    }
+async fn has_more(server: u64, pages: &mut PendingLookup) -> io::Result<()> {
+    let is_ours = |ring: &Ring| ring.server == server;
+    let ring = pages.notifier(is_ours, |ring| Ring::new(server, ring))?;
+    ring.has_more().await
 }

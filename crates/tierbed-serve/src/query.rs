@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use tierbed_core::store::out_of_range;
-use tierbed_core::{Bags, Result};
-use tierbed_snapshot::{Begun, LookupStats, PendingLookup, PublishedIds, View};
+use tierbed_core::{Bags, Result, Schema};
+use tierbed_snapshot::{Ask, Begun, LookupStats, PendingLookup, PublishedIds, View};
 
 use crate::features::Feature;
+use crate::gateway::{Answers, Asking, ShardedRows};
 use crate::known::Heads;
 use crate::plans::{Plan, Plans};
 
@@ -236,6 +237,33 @@ impl Query {
         }
         let found = snapshot.lookup_resident(&plan.layout, &bags, matrix.get_mut())?;
         Ok(found.map_or(Begun::Left, Begun::Done))
+    }
+
+    /// Begins to ask shards for the bags; ids are rows.
+    ///
+    /// # Errors
+    /// Those of [`ShardedRows::begin`].
+    pub(crate) fn begin_elsewhere(&mut self, rows: &ShardedRows) -> Result<Asking> {
+        rows.begin(&[self.ask()])
+    }
+
+    /// Ends a lookup of these bags which shards have answered. The matrix must have room.
+    ///
+    /// # Errors
+    /// Those of [`ShardedRows::finish`].
+    pub(crate) fn finish_elsewhere(
+        &mut self,
+        rows: &ShardedRows,
+        answers: Answers,
+        schema: &Schema,
+    ) -> Result<LookupStats> {
+        rows.finish(answers, schema, &mut [self.ask()])
+    }
+
+    fn ask(&mut self) -> Ask<'_> {
+        let Self { plan, values, offsets, weights, matrix } = self;
+        let bags = bags_of(plan, values, offsets, weights.as_deref());
+        Ask { plan: &plan.layout, bags, out: matrix.get_mut() }
     }
 
     /// Ends a lookup of these bags whose pages have come.

@@ -82,6 +82,14 @@ impl Moving {
             Self::Nothing | Self::Channel(_) => None,
         }
     }
+
+    /// Takes threads that are there already, if they are `thread_count`.
+    fn take_runtime(&mut self, thread_count: usize) -> Option<Runtime> {
+        match self {
+            Self::Shards(routing) => routing.take_runtime(thread_count),
+            Self::Nothing | Self::Channel(_) => None,
+        }
+    }
 }
 
 /// The thread that looks whether to move.
@@ -189,7 +197,11 @@ impl Server {
         let (stop, stopping) = watch::channel(false);
         let gateway = moving.gateway();
         let service = Arc::new(service_of(options, snapshot, predictor, stopping, gateway)?);
-        let runtime = runtime(options.worker_threads)?;
+        let mut moving = moving;
+        let runtime = match moving.take_runtime(options.worker_threads) {
+            Some(shared) => shared,
+            None => runtime(options.worker_threads)?,
+        };
         let admin = options.admin_address.as_deref();
         let admin = admin.map(|address| admin::open(&runtime, &service, address)).transpose()?;
         let (admin_address, admin) = admin.map(|admin| (admin.address, admin.ended)).unzip();
@@ -498,7 +510,11 @@ pub(crate) fn know_clients(service: &Service, addresses: &[Option<SocketAddr>]) 
     Ok(())
 }
 
-fn runtime(worker_threads: usize) -> Result<Runtime> {
+/// Starts the threads that move bytes.
+///
+/// # Errors
+/// `Io` when they cannot be made.
+pub(crate) fn runtime(worker_threads: usize) -> Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads)
         .thread_name("tierbed-serve")

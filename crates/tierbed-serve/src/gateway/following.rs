@@ -167,9 +167,9 @@ impl Follower {
             missing: self.missing,
             time_max: self.time_max,
         });
-        let view = View::elsewhere(&snapshot, schema, Vec::new(), rows);
+        let view = View::elsewhere(&snapshot, schema, Vec::new(), Arc::clone(&rows) as _);
         self.pool.uses(identities.clone());
-        Ok(Now { tag: *tag, view, head: snapshot })
+        Ok(Now { tag: *tag, view, rows, head: snapshot })
     }
 
     fn read_members(&mut self) -> Result<()> {
@@ -283,7 +283,7 @@ impl GatewayThread {
 }
 
 fn run(routing: Routing, stop: &AtomicBool, service: &Weak<Service>, ending: Sender<()>) {
-    let Routing { gateway, mut follower, .. } = routing;
+    let Routing { gateway, mut follower, threads, .. } = routing;
     let mut told = None;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(PAUSE);
@@ -295,7 +295,7 @@ fn run(routing: Routing, stop: &AtomicBool, service: &Weak<Service>, ending: Sen
         }
         told = error;
     }
-    drop((gateway, follower));
+    drop((gateway, follower, threads));
     drop(ending);
 }
 

@@ -21,7 +21,9 @@ mod pace;
 mod pool;
 mod replica;
 mod rows;
+mod together;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -36,6 +38,7 @@ pub use self::access::ShardAccess;
 use self::following::Follower;
 pub(crate) use self::following::GatewayThread;
 pub(crate) use self::metrics::GatewayCollector;
+pub(crate) use self::rows::{Answers, Asking, ShardedRows};
 use self::pool::Pool;
 use self::replica::Tag;
 
@@ -159,14 +162,16 @@ impl RowType {
     }
 }
 
-/// Threads that move bytes between a gateway and shards.
-const THREADS: usize = 2;
+/// Threads that move bytes between a gateway and shards, as many as a server has for requests.
+const THREADS_MAX: usize = 2;
 
 /// What answers now.
 #[derive(Debug)]
 struct Now {
     tag: Tag,
     view: View<'static>,
+    /// The rows of the view.
+    rows: Arc<ShardedRows>,
     head: Arc<Snapshot>,
 }
 
@@ -175,8 +180,18 @@ struct Now {
 pub(crate) struct Gateway {
     now: RwLock<Now>,
     pool: Arc<Pool>,
-    /// Some until dropped: it ends without waiting for calls.
-    runtime: Option<Runtime>,
+}
+
+/// The threads that speak with shards. They end without waiting for calls.
+#[derive(Debug)]
+struct Threads(Option<Runtime>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// Shards that have been found, and what looks for changes of them: what a gateway answers from.
@@ -184,6 +199,7 @@ pub(crate) struct Gateway {
 pub struct Routing {
     gateway: Arc<Gateway>,
     follower: Follower,
+    threads: Threads,
     name: String,
 }
 
@@ -195,17 +211,14 @@ impl Routing {
     /// answers in time, `Io` when threads cannot be made.
     pub fn begin(options: &GatewayOptions) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("tierbed-gateway")
-            .enable_all()
-            .build()
-            .map_err(|cause| Error::os("cannot start the gateway's threads", cause))?;
+        let cores = std::thread::available_parallelism().map_or(THREADS_MAX, NonZero::get);
+        let runtime = crate::server::runtime(cores.min(THREADS_MAX))?;
         let mut follower = Follower::new(options, &clock, runtime.handle())?;
         let now = follower.first(options.wait)?;
         let pool = Arc::clone(follower.pool());
-        let gateway = Arc::new(Gateway { now: RwLock::new(now), pool, runtime: Some(runtime) });
-        Ok(Self { gateway, follower, name: following::folder_name(&options.route) })
+        let gateway = Arc::new(Gateway { now: RwLock::new(now), pool });
+        let name = following::folder_name(&options.route);
+        Ok(Self { gateway, follower, threads: Threads(Some(runtime)), name })
     }
 
     /// Returns a snapshot with the attachments that answer first, and no rows.
@@ -217,6 +230,13 @@ impl Routing {
     /// Names what is served: the folder of the map.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Gives the threads away if there are `thread_count`: where those that move bytes of requests
+    /// also move those of shards, nobody is woken to hand them over.
+    pub(crate) fn take_runtime(&mut self, thread_count: usize) -> Option<Runtime> {
+        let Threads(runtime) = &mut self.threads;
+        runtime.take_if(|runtime| runtime.metrics().num_workers() == thread_count)
     }
 
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
@@ -244,15 +264,13 @@ impl Gateway {
         self.now.read().unwrap_or_else(PoisonError::into_inner).tag
     }
 
+    /// Returns the rows of the generation of `identity`, if that answers now.
+    pub(crate) fn rows(&self, identity: &str) -> Option<Arc<ShardedRows>> {
+        let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
+        (**now.view.identity() == *identity).then(|| Arc::clone(&now.rows))
+    }
+
     fn switch(&self, next: Now) {
         *self.now.write().unwrap_or_else(PoisonError::into_inner) = next;
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
     }
 }

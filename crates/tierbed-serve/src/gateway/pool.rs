@@ -5,6 +5,9 @@
 //!              │ p95 of the last minute is over, or it failed
 //!              └▶ another one as well ─▶ the first answer counts
 //! ```
+//!
+//! Where no other is left, those that were asked are asked again after a pause, until the
+//! question's time is over.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,17 +17,27 @@ use tierbed_core::env::Clock;
 use tierbed_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::{timeout_at, Instant};
+use tokio::time::{sleep, timeout_at, Instant};
 use tonic::{Code, Status};
 
 use super::access::Access;
 use super::members::Addresses;
 use super::pace::{Budgets, Latencies};
-use super::replica::{Replica, Using};
+use super::replica::{is_gone, Replica, Using};
+use super::together::Together;
 use crate::answer::LOST_SHARD;
 use crate::grpc::pb::{ModelInferRequest, ModelInferResponse};
+use crate::grpc::status::RETRY_AFTER;
 use crate::grpc::INFER;
+
+/// Time until servers that all refused are asked again; it doubles up to the second one.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Longest time to wait for a server of a shard that has just lost all: five looks at them.
+const LOST_WAIT: Duration = Duration::from_millis(500);
+const LOST_PAUSE: Duration = Duration::from_millis(5);
+/// A server is there.
+const NOT_LOST: u64 = u64::MAX;
 
 /// The servers of all shards.
 #[derive(Debug)]
@@ -43,6 +56,8 @@ pub(super) struct Shard {
     latencies: Mutex<Latencies>,
     budgets: Mutex<Budgets>,
     turn: AtomicU64,
+    /// Since when no server is there, in microseconds of the clock.
+    lost_us: AtomicU64,
     pub(super) counts: Counts,
 }
 
@@ -71,6 +86,15 @@ pub(super) struct Question {
     pub(super) until: Instant,
 }
 
+/// Who was asked a question.
+#[derive(Debug)]
+struct Asked {
+    /// Since the last pause.
+    tried: Vec<Arc<Replica>>,
+    /// Time until they are asked again.
+    pause: Duration,
+}
+
 impl Pool {
     pub(super) fn new(shard_count: u32, access: Arc<Access>, clock: &Arc<dyn Clock>) -> Self {
         let shards = (0..shard_count).map(|number| Shard {
@@ -79,6 +103,7 @@ impl Pool {
             latencies: Mutex::default(),
             budgets: Mutex::default(),
             turn: AtomicU64::new(0),
+            lost_us: AtomicU64::new(NOT_LOST),
             counts: Counts::default(),
         });
         let using = watch::Sender::new(Using::default());
@@ -197,6 +222,11 @@ fn may_ask_another(status: &Status) -> bool {
     )
 }
 
+/// Tells whether the same server might answer a moment later: it was gone, or had no room.
+fn may_pass(status: &Status) -> bool {
+    is_gone(status) || status.metadata().contains_key(RETRY_AFTER)
+}
+
 impl Shard {
     pub(super) fn number(&self) -> u32 {
         self.number
@@ -251,61 +281,99 @@ impl Shard {
         clock: &dyn Clock,
         question: &Question,
     ) -> std::result::Result<ModelInferResponse, Lost> {
-        let Question { identity, request, until } = question;
+        let until = question.until;
         self.budgets().earn();
         let hedge_after = self.latencies().p95_us(clock).map(Duration::from_micros);
         let start = Instant::now();
-        let mut hedge_at = hedge_after.map(|after| start + after).filter(|at| at < until);
-        let mut tried = vec![self.pick(identity, &[]).ok_or(Lost::NoReplica)?];
-        let mut asking = JoinSet::new();
-        let spawn = |asking: &mut JoinSet<_>, replica: Arc<Replica>| {
-            let (request, start_us) = (request.clone(), clock.now_us());
+        let mut hedge_at = hedge_after.map(|after| start + after).filter(|at| *at < until);
+        let first = self.first(clock, question).await?;
+        let mut asked = Asked { tried: vec![Arc::clone(&first)], pause: RETRY_PAUSE };
+        let mut asking = Together::default();
+        let ask = |replica: Arc<Replica>| {
+            let (request, start_us) = (question.request.clone(), clock.now_us());
             let time = until.saturating_duration_since(Instant::now());
-            asking.spawn(async move { (replica.ask(INFER, request, time).await, start_us) });
+            async move { (replica.ask(INFER, request, time).await, start_us) }
         };
-        tried.iter().for_each(|first| spawn(&mut asking, Arc::clone(first)));
+        asking.push(ask(first));
         loop {
-            let waited = timeout_at(hedge_at.unwrap_or(*until), asking.join_next()).await;
-            match waited {
-                Ok(Some(Ok((Ok(answer), start_us)))) => {
+            let waited = timeout_at(hedge_at.unwrap_or(until), asking.next()).await;
+            let status = match waited {
+                Ok(Some((Ok(answer), start_us))) => {
                     self.latencies().note(clock, clock.now_us().saturating_sub(start_us));
                     return Ok(answer);
                 }
-                Ok(Some(failed)) => {
-                    self.counts.failed.fetch_add(1, Ordering::Relaxed);
-                    let status = match failed {
-                        Ok((Err(status), _)) => status,
-                        Ok((Ok(_), _)) => panic!("an answer was taken before"),
-                        Err(panic) => Status::internal(panic.to_string()),
-                    };
-                    if !may_ask_another(&status) {
-                        return Err(match status.code() {
-                            Code::DeadlineExceeded => Lost::Late,
-                            _ => Lost::Failed(status),
-                        });
-                    }
-                    let next = self.pick(identity, &tried);
-                    match next.filter(|_| self.budgets().retry()) {
-                        Some(next) => {
-                            self.counts.retried.fetch_add(1, Ordering::Relaxed);
-                            tried.push(Arc::clone(&next));
-                            spawn(&mut asking, next);
-                        }
-                        None if asking.is_empty() => return Err(Lost::Failed(status)),
-                        None => {}
-                    }
-                }
+                Ok(Some((Err(status), _))) => status,
                 Ok(None) => return Err(Lost::NoReplica),
                 Err(_) if hedge_at.take().is_none() => return Err(Lost::Late),
                 Err(_) => {
-                    let next = self.pick(identity, &tried);
+                    let next = self.pick(&question.identity, &asked.tried);
                     if let Some(next) = next.filter(|_| self.budgets().hedge()) {
                         self.counts.hedged.fetch_add(1, Ordering::Relaxed);
-                        tried.push(Arc::clone(&next));
-                        spawn(&mut asking, next);
+                        asked.tried.push(Arc::clone(&next));
+                        asking.push(ask(next));
                     }
+                    continue;
                 }
+            };
+            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+            if !may_ask_another(&status) {
+                return Err(match status.code() {
+                    Code::DeadlineExceeded => Lost::Late,
+                    _ => Lost::Failed(status),
+                });
             }
+            let mut next = self.pick(&question.identity, &asked.tried);
+            if next.is_none() && asking.is_empty() && may_pass(&status) {
+                next = self.first_again(clock, question, &mut asked).await;
+            }
+            match next.filter(|_| self.budgets().retry()) {
+                Some(next) => {
+                    self.counts.retried.fetch_add(1, Ordering::Relaxed);
+                    asked.tried.push(Arc::clone(&next));
+                    asking.push(ask(next));
+                }
+                None if asking.is_empty() => return Err(Lost::Failed(status)),
+                None => {}
+            }
+        }
+    }
+
+    /// Begins anew where all were asked: a moment later one may have room, or be there again.
+    /// `None` where none is there, or the question's time is over.
+    async fn first_again(
+        &self,
+        clock: &dyn Clock,
+        question: &Question,
+        Asked { tried, pause }: &mut Asked,
+    ) -> Option<Arc<Replica>> {
+        if Instant::now() + *pause >= question.until {
+            return None;
+        }
+        sleep(*pause).await;
+        *pause = (2 * *pause).min(RETRY_PAUSE_MAX);
+        tried.clear();
+        self.first(clock, question).await.ok()
+    }
+
+    /// Returns a server that is there. One that was lost a moment ago is waited for: it may only
+    /// have closed its connection. A shard that is lost for longer keeps nobody waiting.
+    async fn first(
+        &self,
+        clock: &dyn Clock,
+        Question { identity, until, .. }: &Question,
+    ) -> std::result::Result<Arc<Replica>, Lost> {
+        loop {
+            if let Some(replica) = self.pick(identity, &[]) {
+                self.lost_us.store(NOT_LOST, Ordering::Relaxed);
+                return Ok(replica);
+            }
+            let now_us = clock.now_us();
+            let since_us = self.lost_us.fetch_min(now_us, Ordering::Relaxed).min(now_us);
+            let is_long = now_us - since_us >= LOST_WAIT.as_micros() as u64;
+            if is_long || Instant::now() + LOST_PAUSE >= *until {
+                return Err(Lost::NoReplica);
+            }
+            sleep(LOST_PAUSE).await;
         }
     }
 }

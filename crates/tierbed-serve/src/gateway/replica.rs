@@ -247,7 +247,7 @@ impl Replica {
 const WINDOW_BYTES: u32 = 1 << 20;
 
 /// Tells whether an error is that of a server that is gone.
-fn is_gone(status: &Status) -> bool {
+pub(super) fn is_gone(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled)
 }
 

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use tierbed_core::{Error, ErrorKind, Result, Schema};
+use tierbed_core::{Error, Result, Schema};
 use tierbed_snapshot::shards::{ShardMap, ShardPart, Split};
 use tierbed_snapshot::{Ask, Elsewhere, LookupStats};
 use tokio::runtime::Handle;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::calling::{stand_in, Time};
 use super::pool::{Lost, Pool, Question};
+use super::together::Together;
 use super::{MissingShard, RowType};
 use crate::grpc::message::{GENERATION, RAGGED};
 use crate::grpc::pb::infer_parameter::ParameterChoice;
@@ -22,7 +22,7 @@ use crate::grpc::pb::{InferParameter, ModelInferRequest, ModelInferResponse};
 
 /// The rows of a generation. See the module documentation.
 #[derive(Debug)]
-pub(super) struct ShardedRows {
+pub(crate) struct ShardedRows {
     pub(super) identity: Arc<str>,
     /// The generation of each shard.
     pub(super) identities: Vec<Arc<str>>,
@@ -47,30 +47,27 @@ impl Elsewhere for ShardedRows {
     }
 
     fn lookup(&self, schema: &Schema, asks: &mut [Ask<'_>]) -> Result<LookupStats> {
-        let mut split = Split::new(&self.map, asks, self.anywhere())?;
-        let mut stats = LookupStats {
-            index_count: asks.iter().map(|ask| ask.bags.indices.len() as u64).sum(),
-            row_count: split.row_count(),
-            chunk_count: split.parts().len() as u64,
-            ..LookupStats::default()
-        };
-        for (part, answered) in self.ask_all(&split)? {
-            let shard = part_of(&split, part).shard;
-            match answered {
-                Ok(answer) => self.fill(&mut split, part, answer)?,
-                Err(lost) if self.missing == MissingShard::DefaultRows && lost.is_absence() => {
-                    let rows = split.fill_initial(part, schema)?;
-                    self.pool.shard(shard).counts.default_rows.fetch_add(rows, Ordering::Relaxed);
-                    stats.rows_default += rows;
-                }
-                Err(lost) => return Err(lost.error(shard)),
-            }
-        }
-        stats.rows_read = stats.row_count - stats.rows_default;
+        let asking = self.begin(asks)?;
+        let answers = self.runtime.block_on(self.answers(asking));
+        let stats = self.finish(answers, schema, asks)?;
         stand_in(stats.rows_default);
-        split.finish(asks);
         Ok(stats)
     }
+}
+
+/// A lookup as questions to shards, which wait to be asked.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    split: Split,
+    /// Of each part.
+    questions: Vec<Question>,
+}
+
+/// A lookup whose questions have been answered.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    split: Split,
+    answered: Vec<Answered>,
 }
 
 fn part_of(split: &Split, part: usize) -> &ShardPart {
@@ -93,33 +90,71 @@ impl ShardedRows {
         in_turn.clone().find(has_live).or_else(|| in_turn.clone().next()).unwrap_or(0)
     }
 
-    /// Asks all shards at once, and waits for their answers.
-    fn ask_all(&self, split: &Split) -> Result<Vec<Answered>> {
+    /// Splits a lookup by shards. The time of its questions is that of the thread's batch.
+    ///
+    /// # Errors
+    /// Those of [`Split::new`], and `Invalid` for a table that shards do not serve.
+    pub(crate) fn begin(&self, asks: &[Ask<'_>]) -> Result<Asking> {
+        let split = Split::new(&self.map, asks, self.anywhere())?;
         let until = self.until();
-        let mut asking = JoinSet::new();
-        for (at, part) in split.parts().iter().enumerate() {
+        let questions = split.parts().iter().map(|part| {
             let Some(identity) = self.identities.get(part.shard as usize) else {
                 panic!("shard {} of {}", part.shard, self.identities.len());
             };
-            let identity = Arc::clone(identity);
-            let request = self.request(part, &identity)?;
-            let (pool, shard) = (Arc::clone(&self.pool), part.shard);
-            let question = Question { identity, request, until };
-            let asked =
-                async move { (at, pool.shard(shard).ask(&**pool.clock(), &question).await) };
-            asking.spawn_on(asked, &self.runtime);
-        }
-        let answered = self.runtime.block_on(async {
-            let mut answered = Vec::new();
-            while let Some(joined) = asking.join_next().await {
-                answered.push(joined);
-            }
-            answered
+            let (identity, request) = (Arc::clone(identity), self.request(part, identity)?);
+            Ok(Question { identity, request, until })
         });
-        let failed = |panic: tokio::task::JoinError| {
-            Error::new(ErrorKind::Io, "asking a shard ended in a panic").with("cause", panic)
+        let questions = questions.collect::<Result<_>>()?;
+        Ok(Asking { split, questions })
+    }
+
+    /// Asks all shards at once, and waits for their answers; no thread is held meanwhile.
+    pub(crate) async fn answers(&self, Asking { split, questions }: Asking) -> Answers {
+        let (pool, mut asking) = (&self.pool, Together::default());
+        for (at, (part, question)) in split.parts().iter().zip(&questions).enumerate() {
+            let shard = pool.shard(part.shard);
+            asking.push(async move { (at, shard.ask(&**pool.clock(), question).await) });
+        }
+        let mut answered = Vec::with_capacity(questions.len());
+        while let Some(one) = asking.next().await {
+            answered.push(one);
+        }
+        drop(asking);
+        Answers { split, answered }
+    }
+
+    /// Pools what shards answered for `asks`, which have been begun.
+    ///
+    /// # Errors
+    /// `Closed` for a shard that did not answer, `Corruption` for an answer that does not fit.
+    pub(crate) fn finish(
+        &self,
+        answers: Answers,
+        schema: &Schema,
+        asks: &mut [Ask<'_>],
+    ) -> Result<LookupStats> {
+        let Answers { mut split, answered } = answers;
+        let mut stats = LookupStats {
+            index_count: asks.iter().map(|ask| ask.bags.indices.len() as u64).sum(),
+            row_count: split.row_count(),
+            chunk_count: split.parts().len() as u64,
+            ..LookupStats::default()
         };
-        answered.into_iter().map(|joined| joined.map_err(failed)).collect()
+        for (part, answered) in answered {
+            let shard = part_of(&split, part).shard;
+            match answered {
+                Ok(answer) => self.fill(&mut split, part, answer)?,
+                Err(lost) if self.missing == MissingShard::DefaultRows && lost.is_absence() => {
+                    let rows = split.fill_initial(part, schema)?;
+                    self.pool.shard(shard).counts.default_rows.fetch_add(rows, Ordering::Relaxed);
+                    stats.rows_default += rows;
+                }
+                Err(lost) => return Err(lost.error(shard)),
+            }
+        }
+        stats.rows_read = stats.row_count - stats.rows_default;
+        split.finish(asks);
+        Ok(stats)
     }
 
     fn until(&self) -> Instant {

@@ -10,6 +10,8 @@ use crate::answer::{Refusal, LOST_SHARD};
 
 /// Most characters of a message: it is sent as a header, and clients take few bytes of these.
 const MESSAGE_CHARS_MAX: usize = 1_000;
+/// What tells a client that was refused that it may ask again.
+pub(crate) const RETRY_AFTER: &str = "grpc-retry-pushback-ms";
 /// Milliseconds after which a client that was refused may ask again.
 const RETRY_AFTER_MS: &str = "1000";
 
@@ -48,7 +50,7 @@ pub(super) fn told(refusal: Refusal) -> Response {
     let is_full = refusal.status() == StatusCode::SERVICE_UNAVAILABLE;
     if code == Code::ResourceExhausted && is_full {
         let after = MetadataValue::from_static(RETRY_AFTER_MS);
-        status.metadata_mut().insert("grpc-retry-pushback-ms", after);
+        status.metadata_mut().insert(RETRY_AFTER, after);
     }
     let mut response = status.into_http::<Body>();
     response.extensions_mut().insert(refusal);

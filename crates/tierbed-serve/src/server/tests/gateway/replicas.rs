@@ -4,6 +4,47 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+/// A way to a server on which nothing moves while it is held.
+struct Way {
+    address: SocketAddr,
+    is_held: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(server: &Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, target) = (listener.local_addr().unwrap(), server.grpc_address().unwrap());
+        let is_held = Arc::new(AtomicBool::new(false));
+        let held = Arc::clone(&is_held);
+        thread::spawn(move || {
+            for near in listener.incoming() {
+                let (near, far) = (near.unwrap(), TcpStream::connect(target).unwrap());
+                let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+                for (from, to) in [(near, far), back] {
+                    let held = Arc::clone(&held);
+                    thread::spawn(move || copy(from, to, &held));
+                }
+            }
+        });
+        Self { address, is_held }
+    }
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream, is_held: &AtomicBool) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while is_held.load(Ordering::Relaxed) {
+            pause(1);
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+}
+
 /// Asks the gateway from several threads until told to end; returns answers and failures.
 fn load(gateway: &Server, work: impl FnOnce()) -> (usize, Vec<String>) {
     let (ends, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -74,6 +115,58 @@ fn test_a_lost_replica_fails_no_request() {
         metric(server, name)
     };
     assert!(asked(&again[1]) > 5, "{} questions", asked(&again[1]));
+}
+
+#[test]
+fn a_server_that_stops_for_a_moment_refuses_no_request() {
+    let shards = Shards::new(2, Ways::Hash);
+    let servers = shards.start_all();
+    let way = Way::to(&servers[0]);
+    let other = servers[1].grpc_address().unwrap();
+    let members = shards.path().join("members.toml");
+    let named = [way.address, other].map(|at| format!("[[shard]]\nreplicas = [\"{at}\"]\n"));
+    std::fs::write(&members, named.concat()).unwrap();
+    let routing = GatewayOptions::new(shards.path(), members.to_str().unwrap());
+    // The limits are those of a server as it comes.
+    let gateway = Server::route(&options(), Routing::begin(&routing).unwrap(), None).unwrap();
+    let body = json!({"features": {"user": {"values": [1, 2, 3, 4, 5, 6], "offsets": [0, 6]}}});
+    (0..20).for_each(|_| assert_eq!(post_json(&gateway, &body).status, 200));
+    assert_eq!(metric(&gateway, "tierbed_async_requests_total"), 20, "none takes a thread");
+    way.is_held.store(true, Ordering::Relaxed);
+    let refused = thread::scope(|scope| {
+        let asked: Vec<_> = (0..48)
+            .map(|_| {
+                pause(4);
+                scope.spawn(|| post_json(&gateway, &body))
+            })
+            .collect();
+        way.is_held.store(false, Ordering::Relaxed);
+        let answers = asked.into_iter().map(|one| one.join().unwrap());
+        answers.filter(|answer| answer.status != 200).map(|answer| answer.text()).collect()
+    });
+    assert_eq!(refused, Vec::<String>::new());
+}
+
+#[test]
+fn a_server_without_room_is_asked_again() {
+    let shards = Shards::new(2, Ways::Hash);
+    let servers = shards.start_all();
+    let gateway = shards.gateway(&servers, |_| {});
+    let full = &servers[0];
+    let places = full.places.try_acquire_many(full.place_count as u32).unwrap();
+    let body = json!({"features": {"user": {"values": [1, 2, 3, 4, 5, 6], "offsets": [0, 6]}}});
+    let answer = thread::scope(|scope| {
+        let asked = scope.spawn(|| post_json(&gateway, &body));
+        while metric(&gateway, "tierbed_shard_failures_total{shard=\"0\"}") < 3 {
+            assert!(!asked.is_finished(), "{}", asked.join().unwrap().text());
+            pause(1);
+        }
+        drop(places);
+        asked.join().unwrap()
+    });
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(metric(&gateway, "tierbed_shard_retries_total{shard=\"0\"}") >= 3);
+    assert_eq!(metric(&gateway, "tierbed_shard_lost_total{shard=\"0\"}"), 0);
 }
 
 #[test]
