@@ -1,11 +1,9 @@
 //! Servers of shards that are lost, slow, and come back.
 
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
-
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 
 /// A way to a server on which nothing moves while it is held.
 struct Way {
@@ -142,7 +140,7 @@ fn a_server_that_stops_for_a_moment_refuses_no_request() {
             .collect();
         way.is_held.store(false, Ordering::Relaxed);
         let answers = asked.into_iter().map(|one| one.join().unwrap());
-        answers.filter(|answer| answer.status != 200).map(|answer| answer.text()).collect()
+        answers.filter(|it| it.status != 200).map(|it| it.text()).collect::<Vec<_>>()
     });
     assert_eq!(refused, Vec::<String>::new());
 }
