@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Handing such a request to another thread would cost more than answering it. Nobody is waited
-//! for but the disk, and the thread answers others meanwhile ([`crate::pending`]). Who would have
-//! to wait for a lock or a reader goes into the queue, and no policy has heard of the rest. A
-//! request has the limits, refusals and counts that it has in the queue. Predictions are answered
-//! so where the model says that it is quick.
+//! for but the disk and shards, and the thread answers others meanwhile ([`crate::pending`]). Who
+//! would have to wait for a lock or a reader goes into the queue, and no policy has heard of the
+//! rest. A request has the limits, refusals and counts that it has in the queue. Predictions are
+//! answered so where the model says that it is quick.
 
 use std::sync::Arc;
 

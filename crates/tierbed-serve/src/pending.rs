@@ -6,8 +6,9 @@
 //!                            └────────────────────────────────────────────┘
 //! ```
 //!
+//! Rows of a gateway come from shards in the same way: the runtime watches the connections to them.
 //! No thread is woken to read and none to answer. A request whose client leaves, or whose time is
-//! over, is dropped: its pages come for nobody.
+//! over, is dropped: its rows come for nobody.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,7 +27,6 @@ use crate::job::{Checked, Made};
 use crate::spans::Steps;
 
 /// What a request waits for, without a thread.
-#[expect(clippy::large_enum_variant, reason = "it lies in the box of its request")]
 pub(crate) enum Awaited {
     /// Pages that the disk reads.
     Pages(PendingLookup),

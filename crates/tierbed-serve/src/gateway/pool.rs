@@ -283,9 +283,7 @@ impl Shard {
     ) -> std::result::Result<ModelInferResponse, Lost> {
         let until = question.until;
         self.budgets().earn();
-        let hedge_after = self.latencies().p95_us(clock).map(Duration::from_micros);
-        let start = Instant::now();
-        let mut hedge_at = hedge_after.map(|after| start + after).filter(|at| *at < until);
+        let mut hedge_at = self.hedge_at(clock).filter(|at| *at < until);
         let first = self.first(clock, question).await?;
         let mut asked = Asked { tried: vec![Arc::clone(&first)], pause: RETRY_PAUSE };
         let mut asking = Together::default();
@@ -336,6 +334,17 @@ impl Shard {
                 None => {}
             }
         }
+    }
+
+    /// Returns when another server is asked as well. `None`: there is no other, or too few answers
+    /// came. A timer that is due before all others costs a system call.
+    fn hedge_at(&self, clock: &dyn Clock) -> Option<Instant> {
+        let count = self.replicas.read().unwrap_or_else(PoisonError::into_inner).len();
+        if count < 2 {
+            return None;
+        }
+        let after_us = self.latencies().p95_us(clock)?;
+        Some(Instant::now() + Duration::from_micros(after_us))
     }
 
     /// Begins anew where all were asked: a moment later one may have room, or be there again.
