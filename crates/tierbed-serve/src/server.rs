@@ -84,7 +84,7 @@ impl Moving {
     }
 
     /// Takes threads that are there already, if they are `thread_count`.
-    fn take_runtime(&mut self, thread_count: usize) -> Option<Runtime> {
+    fn take_runtime(&self, thread_count: usize) -> Option<Runtime> {
         match self {
             Self::Shards(routing) => routing.take_runtime(thread_count),
             Self::Nothing | Self::Channel(_) => None,
@@ -197,7 +197,6 @@ impl Server {
         let (stop, stopping) = watch::channel(false);
         let gateway = moving.gateway();
         let service = Arc::new(service_of(options, snapshot, predictor, stopping, gateway)?);
-        let mut moving = moving;
         let runtime = match moving.take_runtime(options.worker_threads) {
             Some(shared) => shared,
             None => runtime(options.worker_threads)?,

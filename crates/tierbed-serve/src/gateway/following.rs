@@ -283,7 +283,7 @@ impl GatewayThread {
 }
 
 fn run(routing: Routing, stop: &AtomicBool, service: &Weak<Service>, ending: Sender<()>) {
-    let Routing { gateway, mut follower, threads, .. } = routing;
+    let Routing { gateway, mut follower, .. } = routing;
     let mut told = None;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(PAUSE);
@@ -295,7 +295,7 @@ fn run(routing: Routing, stop: &AtomicBool, service: &Weak<Service>, ending: Sen
         }
         told = error;
     }
-    drop((gateway, follower, threads));
+    drop((gateway, follower));
     drop(ending);
 }
 

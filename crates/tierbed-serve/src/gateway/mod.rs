@@ -25,7 +25,7 @@ mod together;
 
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -180,18 +180,8 @@ struct Now {
 pub(crate) struct Gateway {
     now: RwLock<Now>,
     pool: Arc<Pool>,
-}
-
-/// The threads that speak with shards. They end without waiting for calls.
-#[derive(Debug)]
-struct Threads(Option<Runtime>);
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
+    /// Some until it is dropped, or a server takes it: it ends without waiting for calls.
+    runtime: Mutex<Option<Runtime>>,
 }
 
 /// Shards that have been found, and what looks for changes of them: what a gateway answers from.
@@ -199,7 +189,6 @@ impl Drop for Threads {
 pub struct Routing {
     gateway: Arc<Gateway>,
     follower: Follower,
-    threads: Threads,
     name: String,
 }
 
@@ -216,9 +205,10 @@ impl Routing {
         let mut follower = Follower::new(options, &clock, runtime.handle())?;
         let now = follower.first(options.wait)?;
         let pool = Arc::clone(follower.pool());
-        let gateway = Arc::new(Gateway { now: RwLock::new(now), pool });
+        let (now, runtime) = (RwLock::new(now), Mutex::new(Some(runtime)));
+        let gateway = Arc::new(Gateway { now, pool, runtime });
         let name = following::folder_name(&options.route);
-        Ok(Self { gateway, follower, threads: Threads(Some(runtime)), name })
+        Ok(Self { gateway, follower, name })
     }
 
     /// Returns a snapshot with the attachments that answer first, and no rows.
@@ -234,8 +224,8 @@ impl Routing {
 
     /// Gives the threads away if there are `thread_count`: where those that move bytes of requests
     /// also move those of shards, nobody is woken to hand them over.
-    pub(crate) fn take_runtime(&mut self, thread_count: usize) -> Option<Runtime> {
-        let Threads(runtime) = &mut self.threads;
+    pub(crate) fn take_runtime(&self, thread_count: usize) -> Option<Runtime> {
+        let mut runtime = self.gateway.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         runtime.take_if(|runtime| runtime.metrics().num_workers() == thread_count)
     }
 
@@ -272,5 +262,14 @@ impl Gateway {
 
     fn switch(&self, next: Now) {
         *self.now.write().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let runtime = self.runtime.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }

@@ -121,6 +121,19 @@ fn a_batch_asks_each_shard_once() {
 }
 
 #[test]
+fn shards_have_threads_of_their_own_where_requests_have_another_number() {
+    let shards = Shards::new(2, Ways::Hash);
+    let servers = shards.start_all();
+    let routing = Routing::begin(&shards.routing(&servers)).unwrap();
+    let options = ServeOptions { worker_threads: 3, ..options() };
+    let gateway = Server::route(&options, routing, None).unwrap();
+    let body = json!({"features": {"user": {"values": [1, 2, 3, 4], "offsets": [0, 4]}}});
+    assert_eq!(post_json(&gateway, &body).status, 200);
+    assert!(gateway.stop());
+    assert!(servers.iter().all(Server::stop), "they have no questions left");
+}
+
+#[test]
 fn rows_may_come_narrower() {
     let shards = Shards::new(2, Ways::Hash);
     let servers = shards.start_all();
