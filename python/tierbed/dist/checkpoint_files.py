@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from tierbed.dist.checkpoint_places import Place
 from tierbed.errors import CorruptionError
 
-__all__ = ["FILE_BYTES", "STREAMS", "Writer", "encode", "fetched", "rows_per_file"]
+__all__ = ["FILE_BYTES", "STREAMS", "Writer", "decode", "encode", "fetched", "rows_per_file"]
 
 #: Most bytes of rows in a file. With what is being made, :data:`STREAMS` of them stay below 64 MiB.
 FILE_BYTES = 8 << 20
@@ -34,6 +34,7 @@ STREAMS = 3
 _FILLING_BYTES = 32 << 20
 _ROWS_MIN, _ROWS_MAX = 256, 65536
 _TYPES = {torch.int64: "I64", torch.float32: "F32", torch.uint8: "U8"}
+_DTYPES = {name: dtype for dtype, name in _TYPES.items()}
 
 
 def rows_per_file(row_bytes: int, tables: int) -> int:
@@ -43,25 +44,82 @@ def rows_per_file(row_bytes: int, tables: int) -> int:
 
 
 def encode(parts: Mapping[str, Tensor]) -> bytes:
-    """Returns tensors as a safetensors file, and copies them once."""
+    """Returns tensors as a safetensors file, and copies each once, whatever its strides are."""
     header: dict[str, Any] = {}
-    arrays: list[Any] = []
     at = 0
     # Wider numbers first: they stay aligned.
-    for name, tensor in sorted(parts.items(), key=lambda part: -part[1].element_size()):
+    ordered = sorted(parts.items(), key=lambda part: -part[1].element_size())
+    for name, tensor in ordered:
         size = tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _TYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + size],
         }
-        # What has one element is contiguous with any stride, and cannot be seen as bytes then.
-        flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-        arrays.append(flat.view(torch.uint8).numpy())
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *arrays])
+    head = len(text).to_bytes(8, "little") + text
+    # Nobody else has these bytes yet: they are filled where they lie.
+    raw = bytes(len(head) + at)
+    whole = _bytes_of(raw)
+    whole[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    for name, tensor in ordered:
+        _tensor(whole, len(head), header[name]).copy_(tensor)
+    return raw
+
+
+def decode(raw: bytes) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file.
+
+    They share its bytes, which do not change: nobody may write to these tensors.
+
+    Raises:
+        ValueError: Its bytes are none of such a file, or it has numbers that no checkpoint has.
+    """
+    start = 8 + int.from_bytes(raw[:8], "little")
+    try:
+        header = json.loads(raw[8:start])
+        parts = {name: part for name, part in header.items() if name != "__metadata__"}
+        whole = _bytes_of(raw)
+        return {name: _tensor(whole, start, part) for name, part in parts.items()}
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"the header is not valid: {error!r}") from error
+
+
+def _tensor(whole: Tensor, start: int, part: Mapping[str, Any]) -> Tensor:
+    """Returns a tensor of a file's bytes ``whole`` ``[B]`` u8, whose numbers begin at ``start``."""
+    dtype, shape = _DTYPES[part["dtype"]], part["shape"]
+    first, end = (start + offset for offset in part["data_offsets"])
+    if not start <= first <= end <= whole.numel():
+        raise ValueError(f"bytes {first} to {end} are not in a file of {whole.numel()}")
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != end - first:
+        raise ValueError(f"{end - first} bytes are no {dtype} of shape {shape}")
+    found = whole[first:end]
+    # Files of other writers may have numbers at any byte.
+    aligned = found if first % dtype.itemsize == 0 else found.clone()
+    return aligned.view(dtype).view(shape)
+
+
+def _bytes_of(raw: bytes) -> Tensor:
+    """Returns bytes as a tensor ``[B]`` u8 that shares them."""
+    return torch.from_numpy(np.asarray(_Shared(raw)))
+
+
+class _Shared:
+    """Bytes as numpy takes them without a copy; the array holds on to this object.
+
+    It calls them writable, because torch warns of what is not.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self._owner = raw
+        self.__array_interface__ = {
+            "shape": (len(raw),),
+            "typestr": "|u1",
+            "data": (np.frombuffer(raw, np.uint8).ctypes.data, False),
+            "version": 3,
+        }
 
 
 class Writer:
@@ -159,6 +217,6 @@ def _has_digest(raw: bytes, file: Mapping[str, Any]) -> bool:
 
 def _decoded(place: Place, file: Mapping[str, Any], raw: bytes) -> dict[str, Tensor]:
     try:
-        return load(raw)
-    except SafetensorError as error:
+        return decode(raw)
+    except ValueError as error:
         raise CorruptionError(f"{place.name}/{file['name']} cannot be read: {error}") from error

@@ -1,0 +1,108 @@
+"""Files of checkpoints: read without a copy, as safetensors reads them, or refused by name."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import tierbed as tb
+from tierbed.dist.checkpoint_files import decode, encode, fetched
+from tierbed.dist.checkpoint_places import FolderPlace
+
+
+def parts_of(rows: int, state_words: int) -> dict[str, torch.Tensor]:
+    return {
+        "rows": torch.arange(rows),
+        "weights": torch.randn(rows, 5),
+        "state": torch.randn(rows, state_words),
+        "codes": torch.randint(0, 256, (rows, 3), dtype=torch.uint8),
+    }
+
+
+def file_of(header: Any, numbers: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + numbers
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("state_words", [0, 2])
+def test_tensors_are_those_that_were_written(rows: int, state_words: int) -> None:
+    parts = parts_of(rows, state_words)
+    assert same(decode(encode(parts)), parts)
+    assert same(decode(safetensors.torch.save(parts, {"by": "another"})), parts)
+
+
+def test_columns_of_wider_rows_are_written_as_tensors_of_their_own() -> None:
+    records = torch.randn(9, 11)
+    for rows in (0, 1, 9):
+        columns = {"weights": records[:rows, :4], "state": records[:rows, 4:-1]}
+        own = {name: tensor.clone() for name, tensor in columns.items()}
+        assert encode(columns) == encode(own)
+        assert same(safetensors.torch.load(encode(columns)), own)
+    # One element has any strides.
+    odd = torch.randn(20).as_strided((1, 1), (7, 3))
+    assert same(safetensors.torch.load(encode({"state": odd})), {"state": odd})
+
+
+def test_tensors_are_not_copied_and_outlive_their_file() -> None:
+    parts = parts_of(1000, 5)
+    raw = encode(parts)
+    first = np.frombuffer(raw, np.uint8).ctypes.data
+    found = decode(raw)
+    for tensor in found.values():
+        assert first <= tensor.data_ptr() < first + len(raw)
+        assert tensor.data_ptr() % tensor.element_size() == 0
+    del raw
+    gc.collect()
+    torch.randn(1 << 16)
+    assert same(found, parts)
+
+
+def test_numbers_at_odd_bytes_are_aligned() -> None:
+    weights = torch.randn(4)
+    about = {
+        "codes": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "weights": {"dtype": "F32", "shape": [4], "data_offsets": [1, 17]},
+    }
+    for pad in range(4):
+        header = {"__metadata__": {"pad": "." * pad}, **about}
+        found = decode(file_of(header, b"\x07" + weights.numpy().tobytes()))
+        assert torch.equal(found["weights"], weights)
+        assert found["weights"].data_ptr() % 4 == 0
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x04\0\0",
+        b"\xff" * 40,
+        file_of([], b""),
+        file_of({"rows": 1}, b""),
+        file_of({"rows": {"dtype": "I64", "shape": [1]}}, bytes(8)),
+        file_of({"rows": {"dtype": "F8", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)),
+        file_of({"rows": {"dtype": "I64", "shape": [2], "data_offsets": [0, 8]}}, bytes(8)),
+        file_of({"rows": {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}}, bytes(8)),
+        file_of({"rows": {"dtype": "I64", "shape": [1], "data_offsets": [-8, 0]}}, bytes(8)),
+        file_of({"rows": {"dtype": "I64", "shape": [-1, -1], "data_offsets": [0, 8]}}, bytes(8)),
+    ],
+)
+def test_what_is_no_such_file_is_corrupt(raw: bytes, tmp_path: Path) -> None:
+    (tmp_path / "rank0-x").write_bytes(raw)
+    about = {"name": "rank0-x", "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    with pytest.raises(tb.CorruptionError, match="rank0-x cannot be read"):
+        list(fetched(FolderPlace(tmp_path), [about]))
