@@ -98,10 +98,7 @@ impl<P: Checked> PendingRequest<'_, P> {
 }
 
 /// Waits until the pages are here, or may be waited for by this thread.
-async fn landed(
-    serving: &Serving<'_>,
-    mut pages: PendingLookup,
-) -> Result<PendingLookup, Refusal> {
+async fn landed(serving: &Serving<'_>, mut pages: PendingLookup) -> Result<PendingLookup, Refusal> {
     while !guarded(serving, || Ok(pages.land()))? {
         if let Err(cause) = has_more(serving.number, &mut pages).await {
             // The runtime cannot watch the ring, or ends: this thread waits for the pages.

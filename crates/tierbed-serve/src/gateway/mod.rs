@@ -38,9 +38,9 @@ pub use self::access::ShardAccess;
 use self::following::Follower;
 pub(crate) use self::following::GatewayThread;
 pub(crate) use self::metrics::GatewayCollector;
-pub(crate) use self::rows::{Answers, Asking, ShardedRows};
 use self::pool::Pool;
 use self::replica::Tag;
+pub(crate) use self::rows::{Answers, Asking, ShardedRows};
 
 /// How a gateway finds and asks shards.
 #[derive(Debug, Clone)]
