@@ -83,12 +83,13 @@ impl Moving {
         }
     }
 
-    /// Takes threads that are there already, if they are `thread_count`.
-    fn take_runtime(&self, thread_count: usize) -> Option<Runtime> {
-        match self {
+    /// Returns `thread_count` threads that move bytes: those that are there already, if any.
+    fn runtime(&self, thread_count: usize) -> Result<Runtime> {
+        let shared = match self {
             Self::Shards(routing) => routing.take_runtime(thread_count),
             Self::Nothing | Self::Channel(_) => None,
-        }
+        };
+        shared.map_or_else(|| runtime(thread_count), Ok)
     }
 }
 
@@ -197,10 +198,7 @@ impl Server {
         let (stop, stopping) = watch::channel(false);
         let gateway = moving.gateway();
         let service = Arc::new(service_of(options, snapshot, predictor, stopping, gateway)?);
-        let runtime = match moving.take_runtime(options.worker_threads) {
-            Some(shared) => shared,
-            None => runtime(options.worker_threads)?,
-        };
+        let runtime = moving.runtime(options.worker_threads)?;
         let admin = options.admin_address.as_deref();
         let admin = admin.map(|address| admin::open(&runtime, &service, address)).transpose()?;
         let (admin_address, admin) = admin.map(|admin| (admin.address, admin.ended)).unzip();
