@@ -71,7 +71,9 @@ impl TableRows for WindowEngine {
             let now = CHUNK_ROWS.min(count - done);
             for (at, record) in records.chunks_exact_mut(words).take(now).enumerate() {
                 let row = done + at;
-                init_record(shape, first + row as u64, record);
+                if state.is_none() || use_counts.is_none() {
+                    init_record(shape, first + row as u64, record);
+                }
                 record[..dim].copy_from_slice(&weights[row * dim..(row + 1) * dim]);
                 if let Some(state) = state {
                     let own = &state[row * state_words..(row + 1) * state_words];
