@@ -10,8 +10,11 @@ use tierbed_core::env::{unix_ms, Clock};
 use tierbed_core::Result;
 use tierbed_snapshot::{Snapshot, View};
 
-/// Generations before the newest that may answer at once, of a snapshot's deltas; and snapshots.
-pub(crate) const FORMER_MAX: usize = 4;
+/// Generations before the newest that may answer at once, of a snapshot's deltas. Deltas may come
+/// many times a second, and who asks follows later where processors are busy.
+pub(crate) const FORMER_MAX: usize = 16;
+/// Snapshots before the newest that may answer, each with memory of its own.
+const FORMER_SNAPSHOTS_MAX: usize = 4;
 
 /// No number is known.
 const NONE: u64 = u64::MAX;
@@ -144,7 +147,7 @@ impl Answering {
         if self.grace_us.load(Ordering::Relaxed) > 0 {
             let mut former = self.former();
             former.snapshots.insert(0, Arc::clone(&before));
-            former.snapshots.truncate(FORMER_MAX);
+            former.snapshots.truncate(FORMER_SNAPSHOTS_MAX);
         }
         before
     }
