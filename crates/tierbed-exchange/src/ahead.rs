@@ -4,8 +4,6 @@
 //! store can bring the rows, and need not be sent again when the batch is looked up. Whether a
 //! lookup is of an announced batch, each rank knows of its own samples only; so they agree.
 
-#![expect(clippy::indexing_slicing, reason = "offsets are those of gathered bags")]
-
 use std::collections::VecDeque;
 
 use tierbed_core::{Bags, Error, Result};

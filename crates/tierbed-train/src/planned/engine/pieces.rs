@@ -13,6 +13,7 @@ use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{Destination, FeatureLayout, Grads};
 
 use super::lookup::{feature_rows, pool_to};
+use super::update::Unpacked;
 use super::PlannedEngine;
 
 /// Some features of a batch, one behind the other.
@@ -86,7 +87,7 @@ impl PlannedEngine {
                 self.weight_grads(&rows, grads.output, weights_grad);
             }
         }
-        self.step_rows(own, layout, bags, &steps, grads.output);
+        self.step_rows(Unpacked { entries: own, plan: layout, bags }, &steps, grads.output);
         self.scratch.entries = entries;
         Ok(())
     }

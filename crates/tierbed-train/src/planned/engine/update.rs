@@ -15,6 +15,14 @@ use super::lookup::feature_rows;
 use super::PlannedEngine;
 use crate::batch_token::BatchToken;
 
+/// Bags, and the entry of each of their indices.
+#[derive(Clone, Copy)]
+pub(super) struct Unpacked<'a> {
+    pub(super) entries: &'a [u32],
+    pub(super) plan: &'a FeatureLayout,
+    pub(super) bags: &'a Bags<'a>,
+}
+
 impl PlannedEngine {
     /// Applies one optimizer step for `bags`, which are the next batch of the plan, and goes on
     /// to the batch after it. With the token of its lookup no id is looked at again.
@@ -40,7 +48,7 @@ impl PlannedEngine {
             }
         }
         let entries = std::mem::take(&mut self.scratch.entries);
-        self.step_rows(&entries, plan, bags, &steps, grads.output);
+        self.step_rows(Unpacked { entries: &entries, plan, bags }, &steps, grads.output);
         self.scratch.entries = entries;
         self.counters.step_count += 1;
         self.finish_batch()
@@ -59,14 +67,8 @@ impl PlannedEngine {
     }
 
     /// Steps the rows of `bags`, whose `entries` are one per index.
-    pub(super) fn step_rows(
-        &mut self,
-        entries: &[u32],
-        plan: &FeatureLayout,
-        bags: &Bags<'_>,
-        steps: &[Prepared],
-        grad: &[f32],
-    ) {
+    pub(super) fn step_rows(&mut self, batch: Unpacked<'_>, steps: &[Prepared], grad: &[f32]) {
+        let Unpacked { entries, plan, bags } = batch;
         assert_eq!(steps.len(), plan.features().len(), "every feature has a step");
         let current = &self.pipeline.current.plan;
         let rows = feature_rows(&self.pipeline, entries, plan, bags).into_iter();
