@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import tierbed as tb
 from tierbed import dist as tbd
+from tierbed.data.order import BatchOrder
 
 from .kit import bags, opened, refused, table
 
@@ -145,8 +147,11 @@ def test_an_open_table_has_a_number_of_rows_among_ranks() -> None:
 def test_ranks_start_again_after_one_failed() -> None:
     def failing(rank: tbd.LocalRank) -> Any:
         if rank.rank == 1:
-            with sharded(rank):
-                return "left"
+            # It goes without leaving together with the others.
+            emb = sharded(rank)
+            del emb
+            gc.collect()
+            return "left"
         return looked_up(rank, 1)
 
     told(both(failing), "look at that rank's error, then start all ranks again")
@@ -186,3 +191,53 @@ def test_ranks_of_processes_begin_with_a_group(tmp_path: Path) -> None:
         assert looked_up(rank, 1, exchange="collective") == (1, 8)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class Ordered:
+    """Batches that tell their order."""
+
+    def __init__(self, *ids: int) -> None:
+        self.batches = [bags(one, one + 1) for one in ids]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def known_order(self) -> BatchOrder:
+        return BatchOrder("ordered", lambda: self.batches, 0, len(self))
+
+
+def trained(rank: Any, folder: Path, loader: Ordered, until: int = 99, **options: Any) -> int:
+    """Trains batches along a plan, keeping a checkpoint behind each; returns how many."""
+    done = 0
+    store = opened(folder / str(rank.rank), **options)
+    with store, sharded(rank, ROWS, store=store) as emb:
+        for batch in tb.lookahead(loader, emb, window=2):
+            emb(batch).values().sum().backward()
+            done += 1
+            store.checkpoint(f"batch-{done}", keep=True)
+            if done == until:
+                break
+    return done
+
+
+def test_ranks_have_equally_many_batches(tmp_path: Path) -> None:
+    remedy = "give all ranks equally many batches, as a DistributedSampler or drop_last=True does"
+    told(both(lambda rank: trained(rank, tmp_path, Ordered(*range(2 + rank.rank)))), remedy)
+    assert both(lambda rank: trained(rank, tmp_path, Ordered(0, 1))) == [2, 2]
+
+
+def test_stores_of_ranks_are_opened_at_one_step(tmp_path: Path) -> None:
+    loader = Ordered(0, 4, 8)
+    assert both(lambda rank: trained(rank, tmp_path, loader, until=2)) == [2, 2]
+
+    def rest(rank: Any, *checkpoints: str | None) -> int:
+        store = opened(tmp_path / str(rank.rank), checkpoint=checkpoints[rank.rank])
+        with store, sharded(rank, ROWS, store=store) as emb:
+            return len(list(tb.lookahead(loader, emb, window=2, start=1)))
+
+    found = both(lambda rank: rest(rank, None, "batch-1"))
+    told(found, "open all at checkpoints of one step")
+    assert both(lambda rank: rest(rank, "batch-1", "batch-1")) == [2, 2]
