@@ -14,6 +14,7 @@ mod page_map;
 mod pages;
 mod runs;
 mod segments;
+mod write_runs;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -205,8 +206,8 @@ impl FileStore {
         }
     }
 
-    // Memory to read pages together: of requests of many rows, where a quarter of what is free
-    // suffices.
+    // Memory to read or write pages together: of requests of many rows, where a quarter of what is
+    // free suffices.
     fn run_memory(&self, row_count: usize) -> Option<Reservation> {
         let budget = &self.options.budget;
         let bytes = RUN_BYTES_MAX.min(budget.free_bytes() / 4);
@@ -328,7 +329,10 @@ impl TrainStore for FileStore {
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         self.stats.rows_written += rows.len() as u64;
-        let result = self.pipeline().write(rows);
+        let memory = self.run_memory(rows.len());
+        let mut pipeline = self.pipeline();
+        pipeline.run_bytes = memory.as_ref().map_or(0, Reservation::bytes);
+        let result = pipeline.write(rows);
         self.settle(result)
     }
 

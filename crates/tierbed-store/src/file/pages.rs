@@ -36,7 +36,8 @@ pub(super) struct TableFile {
 }
 
 impl TableFile {
-    fn name_of(&self, page: u64, word: PageWord) -> PageName {
+    /// Returns what page `page` is called, written as `word` says.
+    pub(super) fn name_of(&self, page: u64, word: PageWord) -> PageName {
         let generation = u32::from(word.generation());
         PageName { magic: ROWS_MAGIC, owner: self.owner, page, generation }
     }
@@ -233,16 +234,36 @@ impl Pipeline<'_> {
         hand_out(table, Page { job: &job, bytes }, self.stats, keys, sink)
     }
 
-    /// Writes `rows` (checked by the caller): reads each page, changes it, writes it.
+    /// Writes `rows` (checked by the caller): reads each page, changes it, writes it. Whole pages
+    /// that lie side by side are written at once, where there is memory for that.
     pub(super) fn write(&mut self, rows: &[RowWrite<'_>]) -> std::result::Result<(), Failure> {
+        if self.run_bytes == 0 {
+            let mut next = 0;
+            return self.write_pages(rows, &mut |tables: &[TableFile]| {
+                let job = job_at(tables, next, rows.len(), |at| rows[at].key)?;
+                next = job.rows.end;
+                Some(job)
+            });
+        }
+        let mut left = self.write_runs(rows)?.into_iter();
+        self.write_pages(rows, &mut |_| left.next())
+    }
+
+    /// Writes the pages that `next_job` gives, as many at once as there are buffers.
+    fn write_pages(
+        &mut self,
+        rows: &[RowWrite<'_>],
+        next_job: &mut dyn FnMut(&[TableFile]) -> Option<PageJob>,
+    ) -> std::result::Result<(), Failure> {
         let mut flight = Flight::default();
-        let mut next = 0;
+        let mut next = next_job(self.tables);
         loop {
             while flight.failure.is_none() {
-                let job = job_at(self.tables, next, rows.len(), |at| rows[at].key);
-                let Some(job) = job else { break };
-                let Some(buf) = self.engine.acquire() else { break };
-                next = job.rows.end;
+                let Some(job) = next.take() else { break };
+                let Some(buf) = self.engine.acquire() else {
+                    next = Some(job);
+                    break;
+                };
                 let result = self.launch_write(&job, buf, rows);
                 if result.is_err() {
                     self.engine.release(buf);
@@ -250,10 +271,11 @@ impl Pipeline<'_> {
                     flight.launch(buf, job);
                 }
                 flight.check(result);
+                next = next_job(self.tables);
             }
             if !flight.land(self.engine)? {
-                let is_done = next == rows.len() || flight.failure.is_some();
-                assert!(is_done, "{next} of {} rows were written", rows.len());
+                let is_done = next.is_none() || flight.failure.is_some();
+                assert!(is_done, "a page of {} rows was not written", rows.len());
                 return flight.finish();
             }
             for completion in std::mem::take(&mut flight.landed) {
@@ -264,6 +286,23 @@ impl Pipeline<'_> {
 
     // A page never written, or wholly overwritten, needs no read.
     fn launch_write(&mut self, job: &PageJob, buf: BufId, rows: &[RowWrite<'_>]) -> Result<()> {
+        self.take_quota(job)?;
+        let table = &self.tables[job.table];
+        let word = table.map.get(job.page);
+        if word.is_written() && (job.rows.len() as u64) < table.layout.rows_per_page {
+            self.engine.submit(table.request(Op::Read, job.page, word, buf));
+            return Ok(());
+        }
+        self.engine.bytes_mut(buf)[..table.layout.page_bytes].fill(0);
+        self.submit_changed(job, buf, rows);
+        Ok(())
+    }
+
+    /// Takes a page's next slot from the quota, where it is a new one.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(super) fn take_quota(&mut self, job: &PageJob) -> Result<()> {
         let table = &self.tables[job.table];
         let word = table.map.get(job.page);
         let new_slots = word.next_write().used_slot_count() - word.used_slot_count();
@@ -274,12 +313,6 @@ impl Pipeline<'_> {
                 .with("remedy", "raise disk_quota and reopen the store at its last checkpoint"));
         }
         self.quota_left_bytes -= new_bytes;
-        if word.is_written() && (job.rows.len() as u64) < table.layout.rows_per_page {
-            self.engine.submit(table.request(Op::Read, job.page, word, buf));
-            return Ok(());
-        }
-        self.engine.bytes_mut(buf)[..table.layout.page_bytes].fill(0);
-        self.submit_changed(job, buf, rows);
         Ok(())
     }
 
@@ -415,8 +448,8 @@ fn hand_out(
     Ok(())
 }
 
-// The rows of a request of `count`, from `start` on, that share a page.
-fn job_at(
+/// Returns the rows of a request of `count`, from `start` on, that share a page.
+pub(super) fn job_at(
     tables: &[TableFile],
     start: usize,
     count: usize,

@@ -284,3 +284,92 @@ fn rows_stay_where_they_are_when_a_table_grows_and_growth_without_commit_is_forg
     store.grow_table(id, 90_000).unwrap();
     assert_eq!(read_one(&mut store, 89_999).unwrap(), None, "no old bytes come back");
 }
+
+/// Writes rows of a table of 16 numbers a row at once, each filled with its byte.
+fn write_many(store: &mut FileStore, rows: &[u64], byte: impl Fn(u64) -> u8) -> Result<()> {
+    let len = store.schema().table(TableId(0))?.record_bytes();
+    let records: Vec<Vec<u8>> = rows.iter().map(|row| vec![byte(*row); len]).collect();
+    let writes: Vec<_> = rows
+        .iter()
+        .zip(&records)
+        .map(|(row, record)| RowWrite { key: RowKey::new(TableId(0), RowId(*row)), record })
+        .collect();
+    store.write(&writes)
+}
+
+#[test]
+fn whole_pages_side_by_side_are_written_at_once() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let mut store = memory_store(&folder).unwrap();
+    store.add_table(table("t", 16, 60_000)).unwrap();
+    let rows: Vec<u64> = (0..60_000).collect();
+    for round in 0..3 {
+        let before = store.stats();
+        write_many(&mut store, &rows, |row| (row % 7) as u8 + round).unwrap();
+        let after = store.stats();
+        let pages = after.pages_written - before.pages_written;
+        let writes = after.io.write_count - before.io.write_count;
+        assert!(pages > 1000 && writes * 100 < pages, "{writes} writes of {pages} pages");
+        // The last page may have fewer rows than fit.
+        assert!(after.pages_read - before.pages_read <= 1, "whole pages need no read");
+        assert_eq!(store.verify().unwrap(), pages);
+        store.commit("c", &[]).unwrap();
+    }
+    assert!(store.options.budget.free_bytes() > 14 << 20, "nothing is left in memory");
+    let found = read_many(&mut store, &rows).unwrap();
+    assert!(found.iter().zip(&rows).all(|(found, row)| *found == Some((*row % 7) as u8 + 2)));
+}
+
+#[test]
+fn runs_of_any_rows_hold_what_a_map_holds() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let mut store = memory_store(&folder).unwrap();
+    store.add_table(table("t", 16, 20_000)).unwrap();
+    let mut random = tierbed_core::env::SplitMix64::new(5);
+    let (mut held, mut committed) = (vec![None; 20_000], vec![None; 20_000]);
+    for round in 0..40u8 {
+        let first = random.below(18_000);
+        let last = first + 1 + random.below(20_000 - first);
+        let step = 1 + random.below(3) * random.below(3);
+        let rows: Vec<u64> = (first..last).filter(|row| step == 1 || row % 61 > step).collect();
+        write_many(&mut store, &rows, |row| round.wrapping_add(row as u8)).unwrap();
+        for row in rows {
+            held[row as usize] = Some(round.wrapping_add(row as u8));
+        }
+        match random.below(5) {
+            0 | 1 => {
+                store.commit("c", &[]).unwrap();
+                committed.clone_from(&held);
+            }
+            2 => {
+                drop(store);
+                store = memory_store(&folder).unwrap();
+                held.clone_from(&committed);
+                if store.schema().tables().is_empty() {
+                    store.add_table(table("t", 16, 20_000)).unwrap();
+                }
+            }
+            _ => {}
+        }
+        let all: Vec<u64> = (0..20_000).collect();
+        assert!(read_many(&mut store, &all).unwrap() == held, "round {round}");
+    }
+}
+
+#[test]
+fn a_run_beyond_the_quota_is_refused_and_loses_nothing() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let quota = Some(1 << 20);
+    let options = FileStoreOptions { disk_quota_bytes: quota, ..options(EngineChoice::Inline, 4) };
+    let mut store = FileStore::open(folder.clone(), options).unwrap();
+    store.add_table(table("t", 16, 60_000)).unwrap();
+    let few: Vec<u64> = (0..2000).collect();
+    write_many(&mut store, &few, |_| 3).unwrap();
+    store.commit("few", &[]).unwrap();
+    let all: Vec<u64> = (0..60_000).collect();
+    let error = write_many(&mut store, &all, |_| 4).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    drop(store);
+    let mut store = memory_store(&folder).unwrap();
+    assert!(read_many(&mut store, &few).unwrap().iter().all(|found| *found == Some(3)));
+}

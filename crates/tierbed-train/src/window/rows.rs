@@ -9,6 +9,8 @@ use crate::window::engine::WindowEngine;
 
 /// Rows moved at once.
 const CHUNK_ROWS: usize = 512;
+/// Words of rows that are written together, unless their number is smaller: 1 MiB.
+const WRITE_WORDS: usize = 1 << 18;
 
 /// Rows to write by number.
 #[derive(Debug, Clone, Copy)]
@@ -65,10 +67,12 @@ impl TableRows for WindowEngine {
         assert!(state.is_none_or(|state| state.len() == count * state_words), "a state per row");
         assert!(use_counts.is_none_or(|counts| counts.len() == count), "a use count per row");
         check_range(shape, first, count)?;
-        let mut records = vec![0.0f32; CHUNK_ROWS.min(count.max(1)) * words];
+        // So many that a store writes whole pages side by side at once.
+        let chunk_rows = (WRITE_WORDS / words).max(CHUNK_ROWS).min(count.max(1));
+        let mut records = vec![0.0f32; chunk_rows * words];
         let mut done = 0;
         while done < count {
-            let now = CHUNK_ROWS.min(count - done);
+            let now = chunk_rows.min(count - done);
             for (at, record) in records.chunks_exact_mut(words).take(now).enumerate() {
                 let row = done + at;
                 if state.is_none() || use_counts.is_none() {
