@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hosts_kit import MakeHosts
-from test_forward_order import Batches
+from test_rank_plans import Batches
 from test_ranks import (
     ROWS,
     SAMPLES,

@@ -134,6 +134,9 @@ class OneSided:
         options: What outputs are, and how long another rank may be silent.
     """
 
+    #: How much longer than the time-out a rank waits for those of its node.
+    _patience_ms = 0
+
     def __init__(
         self,
         native: NativeStore | NativeCodedTables,
@@ -145,7 +148,7 @@ class OneSided:
     ) -> None:
         self._native = native
         self._copies = options.copies_outputs
-        timeout_ms = int(options.timeout_s * 1000)
+        timeout_ms = int(options.timeout_s * 1000) + self._patience_ms
         self._exchange = NativeExchange(plan, heap, rank, timeout_ms, groups)
         self._lender = Lender(plan.output_dim, options.output_dtype, heap)
         self._serving: Serving | None = None

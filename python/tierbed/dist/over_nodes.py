@@ -42,6 +42,9 @@ class OverNodes(OneSided):
         options: What outputs are, and how long another rank may be silent.
     """
 
+    #: One of them may wait for another node, which it gives up first and names.
+    _patience_ms = 1000
+
     def __init__(
         self,
         native: NativeStore | NativeCodedTables,
