@@ -1,20 +1,18 @@
-"""Files of checkpoints: read without a copy, as safetensors reads them, or refused by name."""
+"""Files of checkpoints: written as safetensors writes them, and refused by name."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 import tierbed as tb
-from tierbed.dist.checkpoint_files import decode, encode, fetched
+from tierbed.dist.checkpoint_files import encode, fetched
 from tierbed.dist.checkpoint_places import FolderPlace
 
 
@@ -42,8 +40,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("state_words", [0, 2])
 def test_tensors_are_those_that_were_written(rows: int, state_words: int) -> None:
     parts = parts_of(rows, state_words)
-    assert same(decode(encode(parts)), parts)
-    assert same(decode(safetensors.torch.save(parts, {"by": "another"})), parts)
+    assert same(safetensors.torch.load(encode(parts)), parts)
 
 
 def test_columns_of_wider_rows_are_written_as_tensors_of_their_own() -> None:
@@ -56,33 +53,6 @@ def test_columns_of_wider_rows_are_written_as_tensors_of_their_own() -> None:
     # One element has any strides.
     odd = torch.randn(20).as_strided((1, 1), (7, 3))
     assert same(safetensors.torch.load(encode({"state": odd})), {"state": odd})
-
-
-def test_tensors_are_not_copied_and_outlive_their_file() -> None:
-    parts = parts_of(1000, 5)
-    raw = encode(parts)
-    first = np.frombuffer(raw, np.uint8).ctypes.data
-    found = decode(raw)
-    for tensor in found.values():
-        assert first <= tensor.data_ptr() < first + len(raw)
-        assert tensor.data_ptr() % tensor.element_size() == 0
-    del raw
-    gc.collect()
-    torch.randn(1 << 16)
-    assert same(found, parts)
-
-
-def test_numbers_at_odd_bytes_are_aligned() -> None:
-    weights = torch.randn(4)
-    about = {
-        "codes": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
-        "weights": {"dtype": "F32", "shape": [4], "data_offsets": [1, 17]},
-    }
-    for pad in range(4):
-        header = {"__metadata__": {"pad": "." * pad}, **about}
-        found = decode(file_of(header, b"\x07" + weights.numpy().tobytes()))
-        assert torch.equal(found["weights"], weights)
-        assert found["weights"].data_ptr() % 4 == 0
 
 
 @pytest.mark.parametrize(
