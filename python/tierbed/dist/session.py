@@ -12,9 +12,10 @@ from typing import Any
 
 from tierbed._native import FeaturePlan
 from tierbed.data.order import BatchOrder, fingerprint, known_order
+from tierbed.dist.checkpoint import together
 from tierbed.dist.exchange import OneSided, RankBatch
 from tierbed.dist.ranks import Rank
-from tierbed.errors import InvalidError, TierbedError
+from tierbed.errors import InvalidError
 from tierbed.train.store import Store
 
 __all__ = ["RankSession", "RankTraining"]
@@ -93,14 +94,17 @@ class RankSession:
 
         Raises:
             InvalidError: Ranks have unequal numbers of batches, or begin at other ones.
+            TierbedError: Another rank failed; the message names it.
         """
-        own: BatchOrder | str
-        if not self.store.asks_for_plan:
-            own = 'the store was opened with order="window"'
-        else:
-            own = self.store.plan_obstacle or known_order(loader, key)
-        told = own if isinstance(own, str) else (own.fingerprint, own.start, own.batch_count)
-        all_told = self._training.ranks.gather(told)
+        own: BatchOrder | str = 'the store was opened with order="window"'
+
+        def find() -> Any:
+            nonlocal own
+            if self.store.asks_for_plan:
+                own = self.store.plan_obstacle or known_order(loader, key)
+            return own if isinstance(own, str) else (own.fingerprint, own.start, own.batch_count)
+
+        all_told = together(self._training.ranks, find)
         for rank, one in enumerate(all_told):
             if isinstance(one, str):
                 return one if rank == self._training.ranks.rank else f"rank {rank}: {one}"
@@ -156,7 +160,7 @@ class RankSession:
                 return {"answer": "nothing"}
             return self.store.native.follow(joined, source, window)
 
-        answers: list[dict[str, Any]] = self._together(ask)
+        answers: list[dict[str, Any]] = together(self._training.ranks, ask)
         own = answers[self._training.ranks.rank]
         self._needs_plan = own["answer"] == "plan_needed"
         for rank, answer in enumerate(answers):
@@ -186,7 +190,7 @@ class RankSession:
             if self._needs_plan and joined is not None:
                 self.store.native.start_plan(joined, source, window)
 
-        self._together(start)
+        together(self._training.ranks, start)
 
     def push_planned(self, batch: Any) -> None:
         """Adds the next batch of all ranks to the plans that are made."""
@@ -199,7 +203,7 @@ class RankSession:
             if self._needs_plan and self._training.joined is not None:
                 self.store.native.finish_plan()
 
-        self._together(finish)
+        together(self._training.ranks, finish)
 
     def pass_planned(self, batch: Any) -> None:
         """Passes the next batch of the plan without a step, together with all ranks."""
@@ -212,19 +216,3 @@ class RankSession:
             batch: Number in its epoch.
         """
         self.store.native.pass_planned_to(batch)
-
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
-        """Does ``work`` on all ranks; returns their results, and raises if any of them failed."""
-        failure: TierbedError | None = None
-        result: Any = None
-        try:
-            result = work()
-        except TierbedError as error:
-            failure = error
-        told = self._training.ranks.gather((result, None if failure is None else str(failure)))
-        if failure is not None:
-            raise failure
-        for rank, (_, cause) in enumerate(told):
-            if cause is not None:
-                raise TierbedError(f"rank {rank} cannot follow the order of the batches: {cause}")
-        return [one for one, _ in told]
