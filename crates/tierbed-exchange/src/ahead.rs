@@ -138,14 +138,11 @@ impl Exchange {
     /// `Invalid` when none was announced, or some were brought.
     pub fn take_to_plan(&mut self) -> Result<StepRows> {
         let (count, brought) = self.announced();
-        match self.ahead.steps.pop_back() {
-            Some(step) if brought < count => {
-                // Lookups need no agreement on batches of a plan.
-                self.ahead.has_announced = brought > 0 || count > 1;
-                Ok(step.rows(&self.place.plan, self.rank()))
-            }
-            _ => Err(Error::invalid("no batch was announced to be planned")),
-        }
+        let step = if brought < count { self.ahead.steps.pop_back() } else { None };
+        let step = step.ok_or_else(|| Error::invalid("no batch was announced to be planned"))?;
+        // Lookups need no agreement on batches of a plan.
+        self.ahead.has_announced = count > 1;
+        Ok(step.rows(&self.place.plan, self.rank()))
     }
 
     /// Notes that the store brings the rows of `count` batches more.

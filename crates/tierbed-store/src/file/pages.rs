@@ -101,7 +101,7 @@ pub(super) struct Pipeline<'a> {
     pub(super) engine: &'a mut dyn IoEngine,
     pub(super) tables: &'a mut [TableFile],
     pub(super) stats: &'a mut StoreStats,
-    /// Of reads past the engine.
+    /// Of reads and writes past the engine.
     pub(super) io: &'a mut IoStats,
     /// Most bytes of a run; 0: every page is read by itself.
     pub(super) run_bytes: u64,

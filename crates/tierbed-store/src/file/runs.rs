@@ -18,7 +18,7 @@ pub(super) const ROWS_MIN: usize = 1024;
 /// A read of its own costs disk and processor about as much as so many bytes more of another one.
 const GAP_BYTES_MAX: u64 = 32 << 10;
 /// Runs of fewer pages are left to the engine.
-const PAGES_MIN: usize = 8;
+pub(super) const PAGES_MIN: usize = 8;
 
 /// Pages of a request, and where they lie in the table's file, in pages.
 #[derive(Debug)]

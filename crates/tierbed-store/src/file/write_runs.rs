@@ -18,9 +18,7 @@ use tierbed_io::AlignedBuf;
 use super::layout::seal;
 use super::page_map::PageWord;
 use super::pages::{job_at, Failure, PageJob, Pipeline};
-
-/// Runs of fewer pages are left to the engine, which has many in flight.
-const PAGES_MIN: usize = 8;
+use super::runs::PAGES_MIN;
 
 /// Whole pages whose next slots lie side by side.
 #[derive(Debug)]
