@@ -13,6 +13,9 @@ mod map_file;
 mod page_map;
 mod pages;
 mod runs;
+mod scan;
+mod scan_runs;
+mod scan_windows;
 mod segments;
 mod write_runs;
 
@@ -35,6 +38,7 @@ pub(crate) use layout::{
 use page_map::PageMap;
 use pages::{Failure, Pipeline, TableFile};
 use runs::{ROWS_MIN, RUN_BYTES_MAX};
+use scan_runs::RunReader;
 use segments::Segments;
 
 /// What a [`FileStore`] is opened with.
@@ -220,6 +224,18 @@ impl FileStore {
         }
     }
 
+    // Visits the written rows of table `at` in row order; returns how many pages were read.
+    fn scan_table(&mut self, at: usize, sink: &mut ScanSink<'_>) -> Result<u64> {
+        let Some(table) = self.tables.get(at) else { panic!("the schema has table {at}") };
+        let (engine, budget) = (&self.options.engine, &self.options.budget);
+        let mut runs = RunReader::open(table, engine, budget)?;
+        let result = self.pipeline().scan(at, runs.as_mut(), sink);
+        if let Some(runs) = runs {
+            self.io_before = runs.stats().behind(&self.io_before);
+        }
+        self.settle(result)
+    }
+
     fn settle<T>(&mut self, result: std::result::Result<T, Failure>) -> Result<T> {
         result.map_err(|failure| {
             if failure.is_poison {
@@ -289,8 +305,7 @@ impl RowStore for FileStore {
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
         self.poison.check()?;
         self.schema.table(table)?;
-        let result = self.pipeline().scan(table.0 as usize, sink).map(drop);
-        self.settle(result)
+        self.scan_table(table.0 as usize, sink).map(drop)
     }
 
     fn stats(&self) -> StoreStats {
@@ -365,8 +380,7 @@ impl TrainStore for FileStore {
         self.log.verify()?;
         let mut checked = 0;
         for at in 0..self.tables.len() {
-            let result = self.pipeline().scan(at, &mut |_, _| Ok(()));
-            checked += self.settle(result)?;
+            checked += self.scan_table(at, &mut |_, _| Ok(()))?;
         }
         Ok(checked)
     }

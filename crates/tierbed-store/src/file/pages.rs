@@ -13,8 +13,8 @@
 use std::ops::Range;
 
 use tierbed_core::stats::{IoStats, StoreStats};
-use tierbed_core::store::{RowSink, ScanSink};
-use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, RowWrite};
+use tierbed_core::store::RowSink;
+use tierbed_core::{Error, ErrorKind, Result, RowKey, RowWrite};
 use tierbed_io::{AlignedBuf, BufId, Completion, Device, DeviceId, IoEngine, Op, Request};
 
 use super::layout::{seal, verify, PageLayout, PageName, ROWS_MAGIC};
@@ -42,7 +42,14 @@ impl TableFile {
         PageName { magic: ROWS_MAGIC, owner: self.owner, page, generation }
     }
 
-    fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {
+    /// Returns where page `page` lies in the file, in pages, if it was ever written.
+    pub(super) fn position_of(&self, page: u64) -> Option<u64> {
+        let word = self.map.get(page);
+        word.is_written().then(|| self.segments.position(page, word.slot()))
+    }
+
+    /// Returns the request that moves page `page`, as `word` says, and buffer `buf`.
+    pub(super) fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {
         assert!(page < self.layout.page_count, "page {page} of {}", self.layout.page_count);
         let position = self.segments.position(page, word.slot());
         Request {
@@ -140,13 +147,12 @@ impl Pipeline<'_> {
         while let Some(job) = job_at(self.tables, next, keys.len(), |at| keys[at]) {
             next = job.rows.end;
             let table = &self.tables[job.table];
-            let word = table.map.get(job.page);
-            if word.is_written() {
-                let position = table.segments.position(job.page, word.slot());
-                let page_bytes = table.layout.page_bytes as u64;
-                placed.push(PlacedJob { job, position, page_bytes });
-            } else {
-                absent.push(job);
+            match table.position_of(job.page) {
+                Some(position) => {
+                    let page_bytes = table.layout.page_bytes as u64;
+                    placed.push(PlacedJob { job, position, page_bytes });
+                }
+                None => absent.push(job),
             }
         }
         let mut divided = Divided::of(placed, self.run_bytes);
@@ -363,64 +369,6 @@ impl Pipeline<'_> {
         }
         self.engine.release(buf);
     }
-
-    /// Visits the written rows of table `at` in row order.
-    pub(super) fn scan(
-        &mut self,
-        at: usize,
-        sink: &mut ScanSink<'_>,
-    ) -> std::result::Result<u64, Failure> {
-        let page_count = self.tables[at].layout.page_count;
-        let (mut next, mut checked) = (0, 0);
-        while next < page_count {
-            let mut flight = Flight::default();
-            let mut order = Vec::new();
-            while next < page_count {
-                let table = &self.tables[at];
-                let word = table.map.get(next);
-                if word.is_written() {
-                    let Some(buf) = self.engine.acquire() else { break };
-                    self.engine.submit(table.request(Op::Read, next, word, buf));
-                    order.push((next, buf));
-                }
-                next += 1;
-            }
-            while flight.land(self.engine)? {
-                for completion in std::mem::take(&mut flight.landed) {
-                    flight.check(completion.result);
-                }
-            }
-            for (page, buf) in order {
-                if flight.failure.is_none() {
-                    let result = self.visit_page(at, page, buf, sink);
-                    flight.check(result);
-                    checked += 1;
-                }
-                self.engine.release(buf);
-            }
-            flight.finish()?;
-        }
-        Ok(checked)
-    }
-
-    fn visit_page(
-        &mut self,
-        at: usize,
-        page: u64,
-        buf: BufId,
-        sink: &mut ScanSink<'_>,
-    ) -> Result<()> {
-        let table = &self.tables[at];
-        self.stats.pages_read += 1;
-        let bytes = &self.engine.bytes(buf)[..table.layout.page_bytes];
-        verify(bytes, table.name_of(page, table.map.get(page)), &table.file)?;
-        for slot in 0..table.layout.rows_per_page {
-            if let Some(record) = table.layout.record(bytes, slot as usize) {
-                sink(RowId(page * table.layout.rows_per_page + slot), record)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A page that was read, and what is wanted of it.
@@ -471,10 +419,10 @@ pub(super) fn job_at(
 
 /// Requests in flight, by buffer, and the first failure.
 #[derive(Default)]
-struct Flight {
+pub(super) struct Flight {
     jobs: Vec<Option<PageJob>>,
-    landed: Vec<Completion>,
-    failure: Option<Failure>,
+    pub(super) landed: Vec<Completion>,
+    pub(super) failure: Option<Failure>,
 }
 
 impl Flight {
@@ -495,7 +443,7 @@ impl Flight {
     }
 
     /// Waits for completions; `false` when no request is in flight.
-    fn land(&mut self, engine: &mut dyn IoEngine) -> std::result::Result<bool, Failure> {
+    pub(super) fn land(&mut self, engine: &mut dyn IoEngine) -> std::result::Result<bool, Failure> {
         if engine.in_flight_count() == 0 {
             return Ok(false);
         }
@@ -504,7 +452,8 @@ impl Flight {
         Ok(true)
     }
 
-    fn check(&mut self, result: Result<()>) {
+    /// Keeps the first failure.
+    pub(super) fn check(&mut self, result: Result<()>) {
         if let Err(error) = result {
             self.fail(Failure::from(error));
         }
@@ -517,7 +466,8 @@ impl Flight {
         }
     }
 
-    fn finish(self) -> std::result::Result<(), Failure> {
+    /// Returns the first failure.
+    pub(super) fn finish(self) -> std::result::Result<(), Failure> {
         self.failure.map_or(Ok(()), Err)
     }
 }

@@ -16,7 +16,7 @@ pub(super) const RUN_BYTES_MAX: u64 = 1 << 20;
 /// A request of fewer rows is not looked at: its pages seldom lie together.
 pub(super) const ROWS_MIN: usize = 1024;
 /// A read of its own costs disk and processor about as much as so many bytes more of another one.
-const GAP_BYTES_MAX: u64 = 32 << 10;
+pub(super) const GAP_BYTES_MAX: u64 = 32 << 10;
 /// Runs of fewer pages are left to the engine.
 pub(super) const PAGES_MIN: usize = 8;
 

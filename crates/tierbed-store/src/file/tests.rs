@@ -8,6 +8,8 @@ use tierbed_sim::rows::table;
 
 use super::{FileStore, FileStoreOptions};
 
+mod scans;
+
 fn options(choice: EngineChoice, queue_depth: u32) -> FileStoreOptions {
     FileStoreOptions {
         budget: Budget::new(16 << 20),
@@ -353,6 +355,9 @@ fn runs_of_any_rows_hold_what_a_map_holds() {
         }
         let all: Vec<u64> = (0..20_000).collect();
         assert!(read_many(&mut store, &all).unwrap() == held, "round {round}");
+        let scanned: Vec<_> = scans::scan_all(&mut store).unwrap();
+        let written = (0..).zip(&held).filter_map(|(row, byte)| byte.map(|byte| (row, byte)));
+        assert!(written.eq(scanned), "round {round}");
     }
 }
 
