@@ -335,17 +335,17 @@ class NativeStore:
         """Copies rows ``first_row..`` into ``weights`` [N, D] f32 and their optimizer state into
         ``state`` [N, S] f32. Rows never written have their initial values."""
 
-    def scan_rows(
-        self, chunk_rows: int, visit: Callable[[int, bytearray, bytearray], None]
-    ) -> None:
+    def scan_rows(self, chunk_rows: int, visit: Callable[[int, Any, Any], None]) -> None:
         """Calls ``visit(table, rows, records)`` for all rows ever written, at most ``chunk_rows``
-        at a time: ``rows`` [N] i64, ``records`` [N, D + S + 1] f32 (weights, state, use count)."""
+        at a time: capsules of ``rows`` [N] i64 and ``records`` [N, D + S + 1] f32 (weights, state,
+        use count), whose memory is that of their tensors from then on."""
 
     def scan_ids(
-        self, table: int, chunk_ids: int, visit: Callable[[int, bytearray, bytearray], None]
+        self, table: int, chunk_ids: int, visit: Callable[[int, Any, Any], None]
     ) -> None:
         """Calls ``visit(table, rows, ids)`` for all ids of a table of open vocabulary that have a
-        row, at most ``chunk_ids`` at a time, in no order: ``rows`` and ``ids`` [N] i64."""
+        row, at most ``chunk_ids`` at a time, in no order: capsules of ``rows`` [N] and ``ids``
+        [N, 1] i64, as of :meth:`scan_rows`."""
 
     def gather_rows(self, table: int, rows: SupportsDLPack, weights: SupportsDLPack) -> None:
         """Copies rows ``rows`` [N] i64 (any order, duplicates allowed) into ``weights`` [N, D]

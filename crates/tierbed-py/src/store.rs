@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use dlpark::DlpackElement;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes};
+use pyo3::types::PyBytes;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::process::Owned;
@@ -28,7 +29,7 @@ use crate::plain::Plain;
 use crate::progress::Progress;
 use crate::python_store::PythonStore;
 use crate::shards::GivenShards;
-use crate::tensors::{check_disjoint, Tensor};
+use crate::tensors::{check_disjoint, matrix, vector, Tensor};
 
 /// The engine over one store.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -304,14 +305,14 @@ impl NativeStore {
         let mut raised = None;
         let result = self.with(py, |engine| {
             let count = engine.engine().schema().tables().len();
-            let mut chunks: Vec<Chunk> =
+            let mut chunks: Vec<Chunk<f32>> =
                 std::iter::repeat_with(Chunk::default).take(count).collect();
             engine.engine_mut().scan_all(&mut |table, row, record| {
                 let Some(chunk) = chunks.get_mut(table.0 as usize) else {
                     panic!("a row of table {} of {count} is scanned", table.0)
                 };
                 chunk.push(row, record);
-                match chunk.rows.len() / size_of::<u64>() >= chunk_rows.max(1) {
+                match chunk.rows.len() >= chunk_rows.max(1) {
                     true => chunk.hand_out(table, &visit, &mut raised),
                     false => Ok(()),
                 }
@@ -334,10 +335,10 @@ impl NativeStore {
         let visit = visit.clone().unbind();
         let mut raised = None;
         let result = self.with(py, |engine| {
-            let mut chunk = Chunk::default();
+            let mut chunk: Chunk<i64> = Chunk::default();
             engine.single()?.by_number()?.visit_ids(TableId(table), &mut |id, row| {
-                chunk.push_id(row, id);
-                match chunk.rows.len() / size_of::<u64>() >= chunk_ids.max(1) {
+                chunk.push(RowId(row), &[id]);
+                match chunk.rows.len() >= chunk_ids.max(1) {
                     true => chunk.hand_out(TableId(table), &visit, &mut raised),
                     false => Ok(()),
                 }
@@ -597,26 +598,32 @@ impl NativeStore {
     }
 }
 
-/// Rows of one table on their way to Python: ids and records.
-#[derive(Default)]
-struct Chunk {
-    rows: Vec<u8>,
-    records: Vec<u8>,
+/// Rows of one table on their way to Python, which gets them as they lie: ids, and as many values
+/// of each.
+struct Chunk<T> {
+    rows: Vec<i64>,
+    values: Vec<T>,
+    /// What the chunk before this one had.
+    before: (usize, usize),
 }
 
-impl Chunk {
-    fn push(&mut self, row: RowId, record: &[f32]) {
-        self.rows.extend(row.0.to_le_bytes());
-        const { assert!(cfg!(target_endian = "little"), "words are handed out as they lie") };
-        self.records.extend_from_slice(bytemuck::cast_slice(record));
+impl<T> Default for Chunk<T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), values: Vec::new(), before: (0, 0) }
+    }
+}
+
+impl<T: DlpackElement + Copy + Send> Chunk<T> {
+    fn push(&mut self, row: RowId, values: &[T]) {
+        if self.rows.is_empty() {
+            self.rows.reserve_exact(self.before.0);
+            self.values.reserve_exact(self.before.1);
+        }
+        self.rows.push(row.0.cast_signed());
+        self.values.extend_from_slice(values);
     }
 
-    fn push_id(&mut self, row: u64, id: i64) {
-        self.rows.extend(row.to_le_bytes());
-        self.records.extend(id.to_le_bytes());
-    }
-
-    // Calls `visit(table, rows, records)`; what it raises goes to `raised`.
+    // Calls `visit(table, rows, values)`; what it raises goes to `raised`.
     fn hand_out(
         &mut self,
         table: TableId,
@@ -626,13 +633,14 @@ impl Chunk {
         if self.rows.is_empty() {
             return Ok(());
         }
+        self.before = (self.rows.len(), self.values.len());
+        let (rows, values) = (std::mem::take(&mut self.rows), std::mem::take(&mut self.values));
         let called = attached(|py| {
             py.check_signals()?;
-            let bytes = |part| PyByteArray::new(py, part);
-            visit.call1(py, (table.0, bytes(&self.rows), bytes(&self.records))).map(drop)
+            let count = rows.len();
+            let given = (table.0, vector(py, rows)?, matrix(py, values, count)?);
+            visit.call1(py, given).map(drop)
         });
-        self.rows.clear();
-        self.records.clear();
         called.map_err(|error| {
             *raised = Some(error);
             Error::invalid("visitor raised")

@@ -18,7 +18,7 @@ use tierbed_core::{Error, Result};
 use crate::ending::Passing;
 use crate::errors::to_python;
 
-pub(crate) use self::given::matrix;
+pub(crate) use self::given::{matrix, vector};
 
 /// A Python tensor of `T`, held while views of it live.
 pub(crate) struct Tensor<T> {

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from tierbed._native import NativeStore
 from tierbed._util.tensors import check_tensors
@@ -96,13 +97,8 @@ class StoreRows:
             raise _no_vocabulary(table)
         parts: list[tuple[Tensor, Tensor]] = []
 
-        def keep(_: int, rows: bytearray, ids: bytearray) -> None:
-            parts.append(
-                (
-                    torch.frombuffer(ids, dtype=torch.int64),
-                    torch.frombuffer(rows, dtype=torch.int64),
-                )
-            )
+        def keep(_: int, rows: Any, ids: Any) -> None:
+            parts.append((from_dlpack(ids).view(-1), from_dlpack(rows)))
 
         self._native.scan_ids(at, 65536, keep)
         none = torch.empty(0, dtype=torch.int64)
@@ -171,6 +167,8 @@ class StoreRows:
     def scan(self, visit: RowVisitor, *, chunk_rows: int = 65536) -> None:
         """Visits every row that was ever written, once, in one pass over everything.
 
+        The tensors are the visitor's to keep; weights and state are views of the same memory.
+
         Args:
             visit: Called with the table's name, rows ``[N]`` i64, weights ``[N, D]`` f32, state
                 ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
@@ -178,13 +176,13 @@ class StoreRows:
         """
         tables = self.tables()
 
-        def hand_on(at: int, raw_rows: bytearray, raw_records: bytearray) -> None:
+        def hand_on(at: int, rows: Any, words: Any) -> None:
             dim = tables[at]["dim"]
-            words = state_words(tables[at]["optimizer"], dim)
-            records = torch.frombuffer(raw_records, dtype=torch.float32).view(-1, dim + words + 1)
-            rows = torch.frombuffer(raw_rows, dtype=torch.int64)
-            counts = records[:, -1].contiguous().view(torch.int32).to(torch.int64)
-            visit(tables[at]["name"], rows, records[:, :dim], records[:, dim:-1], counts)
+            # Weights, state, use count: views of one matrix.
+            records = from_dlpack(words)
+            counts = records.view(torch.int32)[:, -1].to(torch.int64)
+            name, weights, state = tables[at]["name"], records[:, :dim], records[:, dim:-1]
+            visit(name, from_dlpack(rows), weights, state, counts)
 
         self._native.scan_rows(chunk_rows, hand_on)
 
