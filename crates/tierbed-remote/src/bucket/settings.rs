@@ -98,13 +98,8 @@ impl BucketSettings {
             BucketKind::S3 => {
                 self.check_endpoint()?;
                 let new = AmazonS3Builder::new().with_retry(retry).with_client_options(limits);
-                // Objects are removed one after the other: not every store knows how to take many.
-                self.keys()
-                    .fold(new, |builder, (key, value)| builder.with_config(key, value))
-                    .with_config(AmazonS3ConfigKey::DisableBulkDelete, "true")
-                    .with_bucket_name(bucket)
-                    .build()
-                    .map(|store| Arc::new(store) as _)
+                let set = self.set_up(new).with_bucket_name(bucket);
+                set.build().map(|store| Arc::new(store) as _)
             }
             BucketKind::Gs => {
                 let new = GoogleCloudStorageBuilder::new();
@@ -133,6 +128,28 @@ impl BucketSettings {
         })
     }
 
+    fn set_up(&self, builder: AmazonS3Builder) -> AmazonS3Builder {
+        // The digest of what is sent is part of its signature, and takes a pass over all of it.
+        // It proves nothing more where TLS keeps everybody else from changing what is sent.
+        let is_encrypted = !self.is_on(ClientConfigKey::AllowHttp)
+            && !self.is_on(ClientConfigKey::AllowInvalidCertificates);
+        let builder = builder.with_unsigned_payload(is_encrypted);
+        // Objects are removed one after the other: not every store knows how to take many.
+        self.keys()
+            .fold(builder, |builder, (key, value)| builder.with_config(key, value))
+            .with_config(AmazonS3ConfigKey::DisableBulkDelete, "true")
+    }
+
+    /// Returns whether a setting of connections to S3 is on; by default none is.
+    fn is_on(&self, wanted: ClientConfigKey) -> bool {
+        let wanted = AmazonS3ConfigKey::Client(wanted);
+        let last = self.pairs.iter().rev().find(|(name, _)| {
+            name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>().is_ok_and(|key| key == wanted)
+        });
+        let is_on = |value: String| matches!(&*value, "1" | "true" | "on" | "yes" | "y");
+        last.is_some_and(|(_, value)| is_on(value.to_ascii_lowercase()))
+    }
+
     fn check_endpoint(&self) -> Result<()> {
         let Some(endpoint) = self.endpoint(BucketKind::S3) else { return Ok(()) };
         let is_plain = endpoint.starts_with("http://");
@@ -141,16 +158,37 @@ impl BucketSettings {
                 .with("AWS_ENDPOINT_URL", endpoint)
                 .with("remedy", "begin it with https:// or http://"));
         }
-        let allow = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
-        let is_allowed = self.pairs.iter().rev().find_map(|(name, value)| {
-            let key = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>().ok()?;
-            (key == allow).then_some(matches!(value.as_str(), "1" | "true" | "on" | "yes" | "y"))
-        });
-        if is_plain && is_allowed != Some(true) {
+        if is_plain && !self.is_on(ClientConfigKey::AllowHttp) {
             return Err(Error::invalid("endpoint of the bucket is not encrypted")
                 .with("AWS_ENDPOINT_URL", endpoint)
                 .with("remedy", "set AWS_ALLOW_HTTP=true where the network is trusted"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_signed_unless_it_is_encrypted_or_the_user_says_otherwise() {
+        let is_unsigned = |pairs: &[(&str, &str)]| {
+            let settings = BucketSettings::default().with(pairs.iter().copied());
+            let builder = settings.set_up(AmazonS3Builder::new());
+            builder.get_config_value(&AmazonS3ConfigKey::UnsignedPayload).unwrap() == "true"
+        };
+        assert!(is_unsigned(&[]));
+        assert!(is_unsigned(&[("AWS_ENDPOINT_URL", "https://localhost:8333")]));
+        assert!(is_unsigned(&[("AWS_ALLOW_HTTP", "true"), ("AWS_ALLOW_HTTP", "false")]));
+        for (name, value) in
+            [("AWS_ALLOW_HTTP", "true"), ("aws_allow_http", "1"), ("ALLOW_HTTP", "Yes")]
+        {
+            assert!(!is_unsigned(&[(name, value)]), "a redirect may lead anywhere: {name}");
+        }
+        assert!(!is_unsigned(&[("AWS_ALLOW_INVALID_CERTIFICATES", "true")]));
+        assert!(!is_unsigned(&[("AWS_UNSIGNED_PAYLOAD", "false")]));
+        let plain = [("AWS_ALLOW_HTTP", "true"), ("AWS_UNSIGNED_PAYLOAD", "true")];
+        assert!(is_unsigned(&plain), "who asks for it gets it");
     }
 }
