@@ -62,29 +62,18 @@ def encode(parts: Mapping[str, Tensor]) -> bytes:
     head = len(text).to_bytes(8, "little") + text
     # Nobody else has these bytes yet: they are filled where they lie.
     raw = bytes(len(head) + at)
-    whole = _bytes_of(raw)
-    whole[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    whole = np.asarray(_Shared(raw))
+    whole[: len(head)] = np.frombuffer(head, np.uint8)
     for name, tensor in ordered:
-        _tensor(whole, len(head), header[name], tensor.dtype).copy_(tensor)
+        first, end = (len(head) + offset for offset in header[name]["data_offsets"])
+        # Not with torch: its threads would wait for each other, and keep a processor busy with it.
+        values = tensor.detach().cpu().numpy()
+        whole[first:end].view(values.dtype).reshape(values.shape)[...] = values
     return raw
 
 
-def _tensor(whole: Tensor, start: int, part: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-    """Returns a tensor of a file's bytes ``whole`` ``[B]`` u8, whose numbers begin at ``start``."""
-    first, end = (start + offset for offset in part["data_offsets"])
-    return whole[first:end].view(dtype).view(part["shape"])
-
-
-def _bytes_of(raw: bytes) -> Tensor:
-    """Returns bytes as a tensor ``[B]`` u8 that shares them."""
-    return torch.from_numpy(np.asarray(_Shared(raw)))
-
-
 class _Shared:
-    """Bytes as numpy takes them without a copy; the array holds on to this object.
-
-    It calls them writable, because torch warns of what is not.
-    """
+    """Bytes as numpy takes them without a copy, to be filled; the array holds on to this object."""
 
     def __init__(self, raw: bytes) -> None:
         self._owner = raw
