@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import safetensors.torch
 import torch
 
 import tierbed as tb
-from tierbed.dist.checkpoint_files import encode, fetched
+from tierbed.dist.checkpoint_files import STREAMS, Writer, encode, fetched
 from tierbed.dist.checkpoint_places import FolderPlace
 
 
@@ -76,3 +77,64 @@ def test_what_is_no_such_file_is_corrupt(raw: bytes, tmp_path: Path) -> None:
     about = {"name": "rank0-x", "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     with pytest.raises(tb.CorruptionError, match="rank0-x cannot be read"):
         list(fetched(FolderPlace(tmp_path), [about]))
+
+
+class Recorded(FolderPlace):
+    """Takes files, and calls ``on_put`` with each before it has it."""
+
+    def __init__(self, folder: Path, on_put: Any) -> None:
+        super().__init__(folder)
+        self._on_put = on_put
+        self.begin(replaces=False)
+
+    def put(self, name: str, raw: bytes) -> bool:
+        self._on_put(raw)
+        return super().put(name, raw)
+
+
+def test_a_slow_file_holds_no_other_one_up_and_stays_the_first(tmp_path: Path) -> None:
+    others_there = threading.Semaphore(0)
+    most_at_once, at_once, lock = 0, 0, threading.Lock()
+
+    def on_put(raw: bytes) -> None:
+        nonlocal most_at_once, at_once
+        with lock:
+            at_once += 1
+            most_at_once = max(most_at_once, at_once)
+        if raw == b"0":
+            for _ in range(20):
+                assert others_there.acquire(timeout=60)
+        else:
+            others_there.release()
+        with lock:
+            at_once -= 1
+
+    with Writer(Recorded(tmp_path / "there", on_put), "rank0") as writer:
+        for at in range(21):
+            writer.write(b"%d" % at, ".x", at=at)
+        entries = writer.finish()
+    assert [entry["at"] for entry in entries] == list(range(21))
+    assert [entry["sha256"] for entry in entries] == [
+        hashlib.sha256(b"%d" % at).hexdigest() for at in range(21)
+    ]
+    assert most_at_once <= STREAMS
+
+
+def test_a_file_that_fails_ends_the_writing_soon(tmp_path: Path) -> None:
+    def on_put(raw: bytes) -> None:
+        if raw == b"1":
+            raise tb.IoError("no")
+
+    written = []
+
+    def write_all(writer: Writer) -> None:
+        for at in range(1000):
+            writer.write(b"%d" % at, ".x")
+            written.append(at)
+
+    with Writer(Recorded(tmp_path / "there", on_put), "rank0") as writer:
+        with pytest.raises(tb.IoError, match="no"):
+            write_all(writer)
+        with pytest.raises(tb.IoError, match="no"):
+            writer.finish()
+    assert len(written) < 1000

@@ -12,7 +12,7 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -96,8 +96,8 @@ class Writer:
     def __init__(self, place: Place, prefix: str) -> None:
         self._place, self._prefix = place, prefix
         self._pool = ThreadPoolExecutor(STREAMS, thread_name_prefix="tierbed-checkpoint")
-        self._sending: deque[Future[dict[str, Any]]] = deque()
-        self._entries: list[dict[str, Any]] = []
+        self._sent: list[Future[dict[str, Any]]] = []
+        self._under_way: set[Future[dict[str, Any]]] = set()
 
     def write(self, raw: bytes, ending: str, **about: Any) -> None:
         """Sends a file; waits while :data:`STREAMS` are on their way.
@@ -110,9 +110,14 @@ class Writer:
         Raises:
             Exception: What an earlier file failed with.
         """
-        while len(self._sending) >= STREAMS:
-            self._entries.append(self._sending.popleft().result())
-        self._sending.append(self._pool.submit(self._send, raw, ending, about))
+        # Whichever is there first makes room: a slow one holds no other one up.
+        while len(self._under_way) >= STREAMS:
+            done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+            for sent in done:
+                sent.result()
+        sent = self._pool.submit(self._send, raw, ending, about)
+        self._sent.append(sent)
+        self._under_way.add(sent)
 
     def _send(self, raw: bytes, ending: str, about: dict[str, Any]) -> dict[str, Any]:
         digest = hashlib.sha256(raw).hexdigest()
@@ -122,9 +127,7 @@ class Writer:
 
     def finish(self) -> list[dict[str, Any]]:
         """Waits for all files; returns what the manifest says of them, in order."""
-        while self._sending:
-            self._entries.append(self._sending.popleft().result())
-        return self._entries
+        return [sent.result() for sent in self._sent]
 
     def __enter__(self) -> Writer:
         return self
