@@ -25,6 +25,8 @@ pub(crate) struct Ahead {
     gathered: Option<u32>,
     /// What followed the last lookup that was trained on.
     wants: Wants,
+    /// Brought batches that are done when the next one is looked up, beside those it passes itself.
+    skipped: usize,
 }
 
 impl Default for Ahead {
@@ -36,6 +38,7 @@ impl Default for Ahead {
             agreements: 0,
             gathered: None,
             wants: Wants { backward: true, weight_grads: false },
+            skipped: 0,
         }
     }
 }
@@ -182,6 +185,30 @@ impl Exchange {
         self.agree(number).map(Some)
     }
 
+    /// Forgets announced batches up to `number`, counted from 1; 0 for none. All ranks agreed that
+    /// the next lookup is of that batch, with ids of its own: it is asked for anew.
+    ///
+    /// # Errors
+    /// `Invalid` when there is no such batch.
+    pub fn skip_announced(&mut self, number: usize) -> Result<()> {
+        self.check()?;
+        if number > self.ahead.steps.len() {
+            return Err(no_such_batch(number));
+        }
+        self.ahead.steps.drain(..number);
+        let passed = number.min(self.ahead.brought);
+        self.ahead.brought -= passed;
+        self.ahead.skipped += passed;
+        // What comes need not be compared with what was announced.
+        self.ahead.has_announced = false;
+        Ok(())
+    }
+
+    /// Returns how many brought batches are done when the next one is looked up.
+    pub(crate) fn take_skipped(&mut self) -> usize {
+        std::mem::take(&mut self.ahead.skipped)
+    }
+
     /// Returns the announced batch `number`, counted from 1, which all ranks agreed upon; those
     /// before it are forgotten.
     ///
@@ -191,7 +218,7 @@ impl Exchange {
         let count = number as usize;
         let known = count.min(self.ahead.steps.len());
         let Some(mut step) = self.ahead.steps.drain(..known).next_back() else {
-            return Err(Error::invalid("no such batch was announced").with("number", number));
+            return Err(no_such_batch(count));
         };
         let passed = count.min(self.ahead.brought);
         self.ahead.brought -= passed;
@@ -227,4 +254,8 @@ impl Exchange {
         });
         self.break_on_error(result)
     }
+}
+
+fn no_such_batch(number: usize) -> Error {
+    Error::invalid("no such batch was announced").with("number", number)
 }

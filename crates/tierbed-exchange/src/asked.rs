@@ -178,7 +178,7 @@ impl NodeBags<'_> {
             let bags = source.member(member.feature).of_samples(samples);
             for position in bags.range() {
                 let id = bags.indices[position];
-                if member.rows().contains(&(id as u64)) {
+                if member.rows.contains(id) {
                     let (number, _) = uniques.number(id);
                     let to = base.byte + (position - base.first_index) * row_bytes;
                     asked.rows.push(AskedRow { local: local as u32, number, to });
@@ -200,7 +200,7 @@ impl NodeBags<'_> {
             for source in self.sources {
                 let bags = source.member(member.feature);
                 for (bag, mut bounds) in bags.bounds().enumerate() {
-                    if bounds.any(|at| member.rows().contains(&(bags.indices[at] as u64))) {
+                    if bounds.any(|at| member.rows.contains(bags.indices[at])) {
                         found.push((first_sample + bag) as u32);
                     }
                 }

@@ -77,7 +77,7 @@ pub(crate) fn write_message(
                 }
                 GroupKind::Rows => {
                     for source in sources {
-                        let held = source.member(member.feature).only(member.rows());
+                        let held = source.member(member.feature).only(member.rows);
                         form.write(&held.bags(), &mut bags);
                     }
                 }

@@ -13,6 +13,7 @@ use tierbed_kernels::Pooling;
 use crate::away::AwayRank;
 use crate::batch::{feature_range, Source};
 use crate::plan::{Group, GroupKind, Member};
+use crate::row_set::RowSet;
 use crate::step::Part;
 
 /// The bags of one member of a group, of one rank.
@@ -53,7 +54,7 @@ impl<'a> MemberBags<'a> {
     }
 
     /// Copies the indices that name `rows`.
-    pub(crate) fn only(self, rows: Range<u64>) -> HeldBags {
+    pub(crate) fn only(self, rows: RowSet) -> HeldBags {
         let mut held = HeldBags {
             offsets: vec![0],
             indices: Vec::new(),
@@ -61,7 +62,7 @@ impl<'a> MemberBags<'a> {
             counts: (0..self.offsets.len() - 1).map(|bag| self.count_of(bag)).collect(),
         };
         for bag in self.bounds() {
-            for position in bag.filter(|&at| rows.contains(&(self.indices[at] as u64))) {
+            for position in bag.filter(|&at| rows.contains(self.indices[at])) {
                 held.indices.push(self.indices[position]);
                 if let (Some(to), Some(weights)) = (&mut held.weights, self.weights) {
                     to.push(weights[position]);
@@ -203,7 +204,7 @@ impl GroupBags {
                 if is_rows || keeps_origins {
                     let first_sample = first_sample + samples.start;
                     let part = RankPart { rank: of_rank.rank(), bags, first_sample };
-                    gathered.add_one_by_one(&part, is_rows.then_some(member.rows()));
+                    gathered.add_one_by_one(&part, is_rows.then_some(member.rows));
                 } else {
                     gathered.add_at_once(bags);
                 }
@@ -247,12 +248,12 @@ impl GroupBags {
     }
 
     // Only rows of `held`, when given.
-    fn add_one_by_one(&mut self, part: &RankPart<'_>, held: Option<Range<u64>>) {
+    fn add_one_by_one(&mut self, part: &RankPart<'_>, held: Option<RowSet>) {
         let bags = part.bags;
         for (bag, bounds) in bags.bounds().enumerate() {
             for position in bounds {
                 let id = bags.indices[position];
-                if held.as_ref().is_some_and(|held| !held.contains(&(id as u64))) {
+                if held.is_some_and(|held| !held.contains(id)) {
                     continue;
                 }
                 let given = bags.weights.map(|weights| weights[position]);

@@ -270,7 +270,7 @@ impl Exchange {
     ///
     /// # Errors
     /// `Invalid` for one that is too large, has an id out of range, or comes too early.
-    pub(crate) fn check_batch(&self, bags: &Bags<'_>) -> Result<()> {
+    pub fn check_batch(&self, bags: &Bags<'_>) -> Result<()> {
         self.check()?;
         if self.pending.is_some() || self.asking.is_some() {
             return Err(Error::invalid("parts of the lookup before are still to be looked up"));
@@ -362,6 +362,7 @@ impl Exchange {
     pub(crate) fn numbered(&mut self, mut step: Step) -> Step {
         self.step += 1;
         step.number = self.step;
+        step.passed += self.take_skipped();
         step
     }
 

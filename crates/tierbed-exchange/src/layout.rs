@@ -15,7 +15,7 @@ use tierbed_core::{Error, Result};
 
 use crate::nodes::Nodes;
 use crate::pad::pad_bytes;
-use crate::plan::{ExchangePlan, ShardedTable, Sharding};
+use crate::plan::{ExchangePlan, ShardedTable};
 use crate::protocol::Turns;
 
 /// Bytes of a bags header: six numbers, padded to a cache line.
@@ -206,7 +206,7 @@ impl Layout {
 }
 
 fn row_bytes(plan: &ExchangePlan, table: &ShardedTable) -> usize {
-    if matches!(table.sharding, Sharding::Rows { .. }) {
+    if table.sharding.divides_rows() {
         plan.row_precision().vector_bytes(table.dim)
     } else {
         0

@@ -44,8 +44,9 @@ pub mod protocol;
 pub mod rail_grads;
 pub mod rails;
 mod row_lookup;
+pub mod row_set;
 pub mod step;
-mod uniques;
+pub mod uniques;
 
 pub use ahead::Agreement;
 pub use arrivals::Arrivals;
@@ -59,4 +60,6 @@ pub use pad::{Channel, Pad};
 pub use plan::{ExchangePlan, Group, GroupKind, Member, ShardedTable, Sharding};
 pub use precision::Precision;
 pub use rails::RailBytes;
+pub use row_set::RowSet;
 pub use step::{Step, StepRows, Wants};
+pub use uniques::{distinct, Distinct};

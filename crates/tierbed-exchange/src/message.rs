@@ -18,6 +18,7 @@ use tierbed_kernels::Pooling;
 
 use crate::bags::MemberBags;
 use crate::plan::{GroupKind, Member};
+use crate::row_set::RowSet;
 
 const EQUAL: u8 = 0;
 const BITS: u8 = 1;
@@ -26,9 +27,8 @@ const BYTES: u8 = 2;
 /// What is sent of a member.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemberForm {
-    /// Row from which ids count, and the one behind the last.
-    first_row: u64,
-    end_row: u64,
+    /// Rows that are held; ids count from their first.
+    rows: RowSet,
     /// Lengths of whole bags are sent: the mean of a bag needs them, and others hold its rest.
     has_counts: bool,
 }
@@ -37,11 +37,11 @@ impl MemberForm {
     /// Returns how the bags of `member` are sent, whose feature is pooled by `pooling`.
     pub(crate) fn of(kind: GroupKind, member: &Member, pooling: Pooling) -> Self {
         let has_counts = kind == GroupKind::Rows && pooling == Pooling::Mean;
-        Self { first_row: member.first_row, end_row: member.end_row, has_counts }
+        Self { rows: member.rows, has_counts }
     }
 
     fn is_long(self) -> bool {
-        self.end_row - self.first_row > 1 << 32
+        self.rows.end() - self.rows.first() > 1 << 32
     }
 
     /// Writes bags whose ids are all held.
@@ -55,7 +55,7 @@ impl MemberForm {
         }
         let range = bags.range();
         for &id in &bags.indices[range.clone()] {
-            let id = id as u64 - self.first_row;
+            let id = id as u64 - self.rows.first();
             match self.is_long() {
                 true => to.extend(id.to_le_bytes()),
                 false => to.extend((id as u32).to_le_bytes()),
@@ -93,9 +93,9 @@ impl MemberForm {
         for bytes in from.take(count.checked_mul(width).ok_or_else(damaged)?)?.chunks(width) {
             let mut word = [0; 8];
             word[..width].copy_from_slice(bytes);
-            let id = u64::from_le_bytes(word).checked_add(self.first_row);
-            let id = id.filter(|&id| id < self.end_row).ok_or_else(damaged)?;
-            indices.push(id as i64);
+            let id = u64::from_le_bytes(word).checked_add(self.rows.first());
+            let id = id.map(|id| id as i64).filter(|&id| self.rows.contains(id));
+            indices.push(id.ok_or_else(damaged)?);
         }
         let weights = match has_weights {
             true => Some(from.floats(count)?),
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     fn form(first_row: u64, end_row: u64, has_counts: bool) -> MemberForm {
-        MemberForm { first_row, end_row, has_counts }
+        MemberForm { rows: RowSet::Range { first: first_row, end: end_row }, has_counts }
     }
 
     fn roundtrip(form: MemberForm, lengths: &[i64], ids: &[i64]) -> usize {

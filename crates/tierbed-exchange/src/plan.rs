@@ -1,24 +1,27 @@
 //! The sharding plan: rows and columns of each table on each rank, and the work it implies.
 //!
 //! All ranks make the same plan from the same description, so that each knows where every other
-//! one writes. A table is held whole by one rank, by ranges of rows, by ranges of columns, or by
-//! every rank (*mirrors*). What a rank does for one batch falls into groups:
+//! one writes. A table is held whole by one rank, by ranges or blocks of rows, by ranges of columns,
+//! or by every rank (*mirrors*). What a rank does for one batch falls into groups:
 //!
 //! | group | tables | looks up | writes | updates by |
 //! |---|---|---|---|---|
 //! | sums | whole, or columns | all samples | pooled vectors into outputs | all samples |
 //! | mirrors | mirrored | its own samples | its own output | all samples |
-//! | rows | ranges of rows | its rows of all samples | rows, one per index | the same rows |
+//! | rows | ranges or blocks of rows | its rows of all samples | rows, one per index | the same rows |
 //!
 //! Rows travel unpooled because sums of parts would not have the bits of the whole sum: the rank
 //! of the sample adds them in index order. With one index per bag that is the same volume.
 
 #![expect(clippy::indexing_slicing, reason = "tables and features are checked when a plan is made")]
 
+use std::ops::Range;
+
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Pooling;
 
 use crate::precision::Precision;
+use crate::row_set::RowSet;
 
 /// How one table is divided over the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,6 +36,11 @@ pub enum Sharding {
         /// First row of each rank, then the number of rows.
         bounds: Vec<u64>,
     },
+    /// Ranks take turns in holding blocks of rows: for tables that grow.
+    Blocks {
+        /// Rows of a block.
+        block_rows: u64,
+    },
     /// Rank `r` holds columns `bounds[r]..bounds[r + 1]` of every row; `[ranks + 1]`.
     Columns {
         /// First column of each rank, then the dim.
@@ -42,10 +50,18 @@ pub enum Sharding {
     Mirrored,
 }
 
+impl Sharding {
+    /// Returns whether each row is held by one rank, and others by other ones.
+    #[must_use]
+    pub fn divides_rows(&self) -> bool {
+        matches!(self, Self::Rows { .. } | Self::Blocks { .. })
+    }
+}
+
 /// One table of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ShardedTable {
-    /// Number of rows.
+    /// Number of rows; the most that it may have, where it grows.
     pub row_count: u64,
     /// Elements of a row.
     pub dim: usize,
@@ -81,18 +97,8 @@ pub struct Member {
     pub output_column: usize,
     /// First column in the group's gradient matrix.
     pub grad_column: usize,
-    /// First row that is held.
-    pub first_row: u64,
-    /// Row behind the last one that is held.
-    pub end_row: u64,
-}
-
-impl Member {
-    /// Returns the rows that are held.
-    #[must_use]
-    pub fn rows(&self) -> std::ops::Range<u64> {
-        self.first_row..self.end_row
-    }
+    /// Rows that are held.
+    pub rows: RowSet,
 }
 
 /// What a rank does together: one lookup, one update.
@@ -153,7 +159,7 @@ impl ExchangePlan {
             row_precision: Precision::F32,
             groups: Vec::new(),
         };
-        plan.groups = (0..rank_count).map(|rank| plan.make_groups(rank)).collect();
+        plan.groups = (0..rank_count).map(|rank| plan.make_groups(rank, rank_count)).collect();
         Ok(plan)
     }
 
@@ -242,8 +248,7 @@ impl ExchangePlan {
 
     /// Returns the features whose rows arrive unpooled, in feature order.
     pub fn row_features(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.features.len())
-            .filter(|&at| matches!(self.table_of(at).sharding, Sharding::Rows { .. }))
+        (0..self.features.len()).filter(|&at| self.table_of(at).sharding.divides_rows())
     }
 
     /// Returns whether every rank holds some table.
@@ -274,11 +279,11 @@ impl ExchangePlan {
         hasher.finish()
     }
 
-    fn make_groups(&self, rank: usize) -> Vec<Group> {
+    fn make_groups(&self, rank: usize, rank_count: usize) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for (feature, &(table_at, pooling)) in self.features.iter().enumerate() {
             let table = self.table_of(feature);
-            let Some((kind, held)) = held_by(rank, table) else { continue };
+            let Some((kind, held)) = held_by(rank, rank_count, table) else { continue };
             let pooling = if kind == GroupKind::Rows { Pooling::None } else { pooling };
             // Rows of one lookup without pooling have one dim.
             let takes = |group: &Group| {
@@ -298,8 +303,7 @@ impl ExchangePlan {
                 dim: held.columns.len(),
                 output_column: self.first_column(feature) + held.columns.start,
                 grad_column: group.width,
-                first_row: held.rows.start,
-                end_row: held.rows.end,
+                rows: held.rows,
             });
             group.width += held.columns.len();
         }
@@ -308,18 +312,24 @@ impl ExchangePlan {
 }
 
 struct Held {
-    rows: std::ops::Range<u64>,
+    rows: RowSet,
     columns: std::ops::Range<usize>,
 }
 
-fn held_by(rank: usize, table: &ShardedTable) -> Option<(GroupKind, Held)> {
-    let (rows, columns) = (0..table.row_count, 0..table.dim);
+fn held_by(rank: usize, rank_count: usize, table: &ShardedTable) -> Option<(GroupKind, Held)> {
+    let (rows, columns) = (RowSet::Range { first: 0, end: table.row_count }, 0..table.dim);
     let (kind, held) = match &table.sharding {
         Sharding::Whole { rank: holder } if *holder != rank => return None,
         Sharding::Whole { .. } => (GroupKind::Sums, Held { rows, columns }),
         Sharding::Mirrored => (GroupKind::Mirrors, Held { rows, columns }),
         Sharding::Rows { bounds } => {
-            (GroupKind::Rows, Held { rows: range_of(bounds, rank)?, columns })
+            let Range { start, end } = range_of(bounds, rank)?;
+            (GroupKind::Rows, Held { rows: RowSet::Range { first: start, end }, columns })
+        }
+        &Sharding::Blocks { block_rows } => {
+            let (rank, ranks, end) = (rank as u64, rank_count as u64, table.row_count);
+            let rows = RowSet::Blocks { rank, ranks, block_rows, end };
+            (GroupKind::Rows, Held { rows, columns })
         }
         Sharding::Columns { bounds } => {
             (GroupKind::Sums, Held { rows, columns: range_of(bounds, rank)? })
@@ -328,7 +338,7 @@ fn held_by(rank: usize, table: &ShardedTable) -> Option<(GroupKind, Held)> {
     (!held.columns.is_empty()).then_some((kind, held))
 }
 
-fn range_of<T: Copy>(bounds: &[T], rank: usize) -> Option<std::ops::Range<T>> {
+fn range_of<T: Copy>(bounds: &[T], rank: usize) -> Option<Range<T>> {
     Some(*bounds.get(rank)?..*bounds.get(rank + 1)?)
 }
 
@@ -340,6 +350,7 @@ fn check(rank_count: usize, table: &ShardedTable) -> Result<()> {
         Sharding::Whole { rank } => *rank < rank_count,
         Sharding::Rows { bounds } => covers(bounds, rank_count, table.row_count, 0),
         Sharding::Columns { bounds } => covers(bounds, rank_count, table.dim, 0),
+        Sharding::Blocks { block_rows } => *block_rows > 0,
         Sharding::Mirrored => true,
     };
     if is_right {
@@ -383,7 +394,8 @@ mod tests {
         let columns = &plan.groups(1)[0].members[1];
         assert_eq!((columns.output_column, columns.grad_column, columns.dim), (6, 4, 4));
         let rows = &plan.groups(1)[1].members[0];
-        assert_eq!((rows.first_row, rows.end_row, rows.pooling), (7, 10, Pooling::None));
+        assert_eq!(rows.rows, RowSet::Range { first: 7, end: 10 });
+        assert_eq!(rows.pooling, Pooling::None);
         assert_eq!(plan.row_features().collect::<Vec<_>>(), [2]);
         assert_eq!(plan.grad_columns_max(), 20);
     }
@@ -396,6 +408,7 @@ mod tests {
             Sharding::Rows { bounds: vec![0, 5, 9] },
             Sharding::Columns { bounds: vec![0, 5, 4] },
             Sharding::Columns { bounds: vec![1, 2, 4] },
+            Sharding::Blocks { block_rows: 0 },
         ] {
             let features = vec![(0, Pooling::Sum)];
             let plan = ExchangePlan::new(2, vec![table(4, sharding.clone())], features);

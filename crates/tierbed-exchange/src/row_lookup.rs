@@ -77,7 +77,7 @@ impl RowLookup {
                 for position in bags.range() {
                     let id = bags.indices[position];
                     if is_here {
-                        if member.rows().contains(&(id as u64)) {
+                        if member.rows.contains(id) {
                             lookup.push(
                                 id,
                                 of.place_here(rank.rank(), member.feature, position, row_bytes),

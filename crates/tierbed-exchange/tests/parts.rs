@@ -35,6 +35,7 @@ fn sharding(name: &str, ranks: usize) -> impl Fn(u64, usize) -> Sharding + '_ {
         ("rows", _) | ("mixed", 100) => Sharding::Rows {
             bounds: cuts(ranks, rows as usize).iter().map(|&cut| cut as u64).collect(),
         },
+        ("blocks", _) => Sharding::Blocks { block_rows: 5 },
         ("columns", _) => Sharding::Columns { bounds: cuts(ranks, dim) },
         ("mirrored", _) | ("mixed", 7) => Sharding::Mirrored,
         _ => Sharding::Whole { rank: rows as usize % ranks },
@@ -81,7 +82,7 @@ fn train(name: &str, ranks: usize, parts: Option<usize>) -> Vec<(Vec<u32>, Vec<u
 
 #[test]
 fn parts_have_the_bits_of_the_whole_in_every_sharding() {
-    for name in ["whole", "rows", "columns", "mirrored", "mixed"] {
+    for name in ["whole", "rows", "blocks", "columns", "mirrored", "mixed"] {
         for ranks in [1, 2, 4] {
             let whole = train(name, ranks, None);
             // More parts than samples: some are empty.

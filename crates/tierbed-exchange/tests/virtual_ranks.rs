@@ -162,7 +162,8 @@ fn check_rows(plan: &ExchangePlan, found: &TestRows, expected: &TestRows, rank: 
     for member in plan.groups(rank).iter().flat_map(|group| &group.members) {
         let dim = plan.tables()[member.table].dim;
         let held = found.rows.table(member.table).chunks_exact(member.dim);
-        for (row, held) in (member.first_row..member.end_row).zip(held) {
+        let numbers = member.rows.first()..member.rows.end();
+        for (row, held) in numbers.zip(held).filter(|(row, _)| member.rows.contains(*row as i64)) {
             let start = row as usize * dim + member.first_column;
             let whole = &expected.rows.table(member.table)[start..start + member.dim];
             assert_eq!(bits(held), bits(whole), "rank {rank} row {row}");
@@ -184,6 +185,15 @@ fn tables_divided_by_rows_train_as_in_one_process() {
         let bounds =
             |ranks, rows| cuts(ranks, rows as usize).iter().map(|&cut| cut as u64).collect();
         check("rows", |ranks, rows, _| Sharding::Rows { bounds: bounds(ranks, rows) }, is_weighted);
+    }
+}
+
+#[test]
+fn tables_divided_by_blocks_of_rows_train_as_in_one_process() {
+    for is_weighted in [false, true] {
+        for block_rows in [1, 3] {
+            check("blocks", |_, _, _| Sharding::Blocks { block_rows }, is_weighted);
+        }
     }
 }
 

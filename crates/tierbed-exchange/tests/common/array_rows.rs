@@ -46,12 +46,12 @@ impl ArrayRows {
         for group in plan.groups(rank) {
             let mut members = Vec::new();
             for member in &group.members {
-                let rows = member.first_row..member.end_row;
+                let rows = member.rows.first()..member.rows.end();
                 members.push(HeldMember {
                     table: member.table,
                     pooling: member.pooling,
                     dim: member.dim,
-                    first_row: member.first_row,
+                    first_row: member.rows.first(),
                     row_count: rows.end - rows.start,
                 });
                 let words = &mut tables[member.table];

@@ -129,7 +129,7 @@ impl UpdateRows for TestRows {
                 if member.table == table {
                     for (bag, bounds) in bags.feature_offsets(at).windows(2).enumerate() {
                         for position in bounds[0] as usize..bounds[1] as usize {
-                            let row = bags.indices[position] as u64 - member.first_row;
+                            let row = bags.indices[position] as u64 - member.rows.first();
                             uses.push((row, position, at, bag));
                         }
                     }
