@@ -60,6 +60,20 @@ impl FreeRows {
         Ok(Some(row))
     }
 
+    /// Returns entry `at` of the stack, counted from its bottom.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn entry(
+        self,
+        pages: &mut PageCache,
+        store: &mut dyn TrainStore,
+        at: u64,
+    ) -> Result<u64> {
+        let (key, at) = self.place(at);
+        Ok(long(pages.page(store, key)?, at))
+    }
+
     fn place(self, entry: u64) -> (RowKey, usize) {
         let key = RowKey::new(self.table, RowId(entry / ROWS_PER_PAGE));
         let at = 8 * (entry % ROWS_PER_PAGE) as usize;

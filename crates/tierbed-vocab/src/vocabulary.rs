@@ -7,6 +7,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "groups are visited by positions within them")]
 
+mod copy;
 mod evict;
 mod scratch;
 
@@ -15,12 +16,13 @@ use tierbed_core::{
     Budget, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema, TrainStore,
 };
 
-use crate::bucket::{insert_entry, set_entry, unmix, write_bucket, Bucket, Entry, ENTRIES_MAX};
+use crate::bucket::{insert_entry, set_entry, write_bucket, Bucket, Entry, ENTRIES_MAX};
 use crate::directory::Directory;
 use crate::free_rows::FreeRows;
 use crate::pages::{page_table, PageCache};
 use crate::policy::Policy;
 
+pub use copy::IdEntry;
 pub use evict::{Evicted, FreedSink};
 pub use scratch::Scratch;
 use scratch::{Group, Todo};
@@ -324,24 +326,37 @@ impl Vocabulary {
     ) -> Result<()> {
         let row = (group.todo == Todo::Admit).then_some(group.row);
         assert!(row != Some(SHARED_ROW), "an id that is admitted has a row of its own");
+        let fresh = Entry { hash: group.hash, row, count: 1.0, seen: now };
+        if self.place(pages, store, &fresh)? {
+            self.state.waiting_count += u64::from(row.is_none());
+            return Ok(());
+        }
+        // It has waited for its row.
+        let page = pages.page_mut(store, self.page_of(group.hash))?;
+        let waiting = Bucket::parse(page)?.entry_of(group.hash);
+        let Some((at, waiting)) = waiting else { panic!("an id that is there is found") };
+        set_entry(page, at, &Entry { row, ..waiting });
+        self.state.waiting_count = self.state.waiting_count.saturating_sub(1);
+        Ok(())
+    }
+
+    // Puts an id into its bucket, which is split where it is full; false when the id is there.
+    fn place(
+        &mut self,
+        pages: &mut PageCache,
+        store: &mut dyn TrainStore,
+        entry: &Entry,
+    ) -> Result<bool> {
         loop {
-            let key = self.page_of(group.hash);
-            let page = pages.page_mut(store, key)?;
+            let page = pages.page_mut(store, self.page_of(entry.hash))?;
             let bucket = Bucket::parse(page)?;
-            match bucket.find(group.hash) {
-                Ok(at) => {
-                    let entry = Entry { row, ..bucket.entry(at) };
-                    set_entry(page, at, &entry);
-                    self.state.waiting_count = self.state.waiting_count.saturating_sub(1);
-                    return Ok(());
-                }
+            match bucket.find(entry.hash) {
+                Ok(_) => return Ok(false),
                 Err(at) if bucket.len() < ENTRIES_MAX => {
-                    let entry = Entry { hash: group.hash, row, count: 1.0, seen: now };
-                    insert_entry(page, at, &entry);
-                    self.state.waiting_count += u64::from(row.is_none());
-                    return Ok(());
+                    insert_entry(page, at, entry);
+                    return Ok(true);
                 }
-                Err(_) => self.split(pages, store, group.hash)?,
+                Err(_) => self.split(pages, store, entry.hash)?,
             }
         }
     }
@@ -382,20 +397,10 @@ impl Vocabulary {
         store: &mut dyn TrainStore,
         visit: &mut dyn FnMut(i64, u64) -> Result<()>,
     ) -> Result<()> {
-        let mut slot = 0;
-        loop {
-            let keys = self.bring_next(pages, store, &mut slot)?;
-            if keys.is_empty() {
-                return Ok(());
-            }
-            for key in keys {
-                for entry in Bucket::parse(pages.page(store, key)?)?.entries() {
-                    if let Some(row) = entry.row {
-                        visit(unmix(entry.hash), self.checked_row(row)?)?;
-                    }
-                }
-            }
-        }
+        self.visit_entries(pages, store, &mut |entry| match entry.row {
+            Some(row) => visit(entry.id, row),
+            None => Ok(()),
+        })
     }
 
     // Brings the next buckets in hash order, from directory slot `slot` on; none at the end.

@@ -45,9 +45,7 @@ impl Bench {
 
     fn train(&mut self, ids: &[i64], now: u32) -> Vec<u64> {
         let id_count = self.sorted(ids);
-        if let Some(growth) = self.vocabulary.growth(self.store.schema(), id_count).unwrap() {
-            self.vocabulary.grow(&mut self.store, growth).unwrap();
-        }
+        self.grow(id_count);
         let Self { pages, store, vocabulary, scratch } = self;
         vocabulary.train(pages, store, scratch, now).unwrap();
         self.rows(ids)
@@ -70,6 +68,38 @@ impl Bench {
         let Self { pages, store, vocabulary, .. } = self;
         let evicted = vocabulary.evict(pages, store, now, &mut sink).unwrap();
         (evicted, freed)
+    }
+
+    fn copy(&mut self, policy: Policy, page_bytes: u64) -> Self {
+        let mut copy = Self::new(policy, page_bytes);
+        let Self { pages, store, vocabulary, .. } = self;
+        let (mut entries, mut free) = (Vec::new(), Vec::new());
+        let mut keep = |entry| {
+            entries.push(entry);
+            Ok(())
+        };
+        vocabulary.visit_entries(pages, store, &mut keep).unwrap();
+        let mut keep = |row| {
+            free.push(row);
+            Ok(())
+        };
+        vocabulary.visit_free(pages, store, &mut keep).unwrap();
+        copy.vocabulary.begin_copy(vocabulary.state().next_row).unwrap();
+        for some in entries.chunks(100) {
+            copy.grow(some.len() as u64);
+            copy.vocabulary.copy_entries(&mut copy.pages, &mut copy.store, some).unwrap();
+        }
+        copy.grow(0);
+        copy.vocabulary.copy_free(&mut copy.pages, &mut copy.store, &free).unwrap();
+        copy.vocabulary.finish_copy().unwrap();
+        assert!(copy.vocabulary.begin_copy(7).is_err() || entries.is_empty());
+        copy
+    }
+
+    fn grow(&mut self, id_count: u64) {
+        if let Some(growth) = self.vocabulary.growth(self.store.schema(), id_count).unwrap() {
+            self.vocabulary.grow(&mut self.store, growth).unwrap();
+        }
     }
 
     fn all(&mut self) -> HashMap<i64, u64> {
@@ -128,6 +158,32 @@ impl Model {
     }
 }
 
+#[test]
+fn a_copy_that_cannot_be_is_damage() {
+    let entry = |id, row| IdEntry { id, row, count: 1.0, seen: 0 };
+    let copied = |next_row, entries: &[IdEntry], free: &[u64]| {
+        let mut bench = Bench::new(Policy::default(), 0);
+        bench.vocabulary.begin_copy(next_row)?;
+        bench.grow(8);
+        let Bench { pages, store, vocabulary, .. } = &mut bench;
+        vocabulary.copy_entries(pages, store, entries)?;
+        vocabulary.copy_free(pages, store, free)?;
+        vocabulary.finish_copy()
+    };
+    assert!(copied(4, &[entry(5, Some(1)), entry(6, Some(3)), entry(7, None)], &[2]).is_ok());
+    for (next_row, entries, free) in [
+        (0, vec![], vec![]),
+        (2, vec![], vec![]),
+        (2, vec![entry(5, Some(2))], vec![]),
+        (2, vec![entry(5, Some(1))], vec![1]),
+        (2, vec![], vec![2]),
+        (3, vec![entry(5, Some(1)), entry(5, Some(2))], vec![]),
+    ] {
+        let error = copied(next_row, &entries, &free).unwrap_err();
+        assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption, "{next_row} {entries:?}");
+    }
+}
+
 fn policies() -> impl Strategy<Value = Policy> {
     let eviction = prop_oneof![
         Just(Eviction::Never),
@@ -182,6 +238,19 @@ proptest! {
         prop_assert_eq!(state.id_count, expected.len() as u64);
         prop_assert_eq!(state.waiting_count, (model.ids.len() - expected.len()) as u64);
         prop_assert_eq!(state.id_count + state.free_count, state.next_row - 1);
+        // A copy goes on as the original does.
+        let mut copy = bench.copy(policy, 0);
+        prop_assert_eq!(copy.all(), expected);
+        prop_assert_eq!(copy.vocabulary.state(), bench.vocabulary.state());
+        for now in 14..17 {
+            let ids: Vec<i64> = (0..300).map(|_| rng.below(span) as i64).collect();
+            prop_assert_eq!(copy.train(&ids, now), bench.train(&ids, now));
+            // Freed rows come bucket by bucket, and a copy has other buckets.
+            let (mut of_copy, mut of_bench) = (copy.evict(now), bench.evict(now));
+            of_copy.1.sort_unstable();
+            of_bench.1.sort_unstable();
+            prop_assert_eq!(of_copy, of_bench);
+        }
     }
 }
 
