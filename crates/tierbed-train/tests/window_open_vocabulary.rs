@@ -25,8 +25,9 @@ use tierbed_snapshot::PageLayout;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{Snapshot, SnapshotOptions};
 use tierbed_train::window::update::Grads;
+use tierbed_train::window::vocabulary_parts::IndexPart;
 use tierbed_train::window::{
-    Backend, Eviction, FeatureLayout, Hyper, Policy, Pooling, WindowConfig, WindowEngine,
+    Backend, Eviction, FeatureLayout, Hyper, IdEntry, Policy, Pooling, WindowConfig, WindowEngine,
 };
 use tierbed_train::window::{Translate, SHARED_ROW};
 use tierbed_train::TableRows;
@@ -505,4 +506,77 @@ fn after_power_loss_ids_and_rows_are_of_one_checkpoint() {
             assert_eq!((bits(&output), rows), (bits(&expected.0), expected.1), "io {point}");
         }
     }
+}
+
+/// Returns all that an index knows.
+fn index_of(engine: &mut WindowEngine, table: TableId) -> (Vec<IdEntry>, Vec<u64>) {
+    let (mut entries, mut free) = (Vec::new(), Vec::new());
+    let mut keep = |entry| {
+        entries.push(entry);
+        Ok(())
+    };
+    engine.visit_entries(table, &mut keep).unwrap();
+    let mut keep = |row| {
+        free.push(row);
+        Ok(())
+    };
+    engine.visit_free_rows(table, &mut keep).unwrap();
+    (entries, free)
+}
+
+#[test]
+fn a_copy_of_an_index_is_committed_with_its_rows() {
+    let config = small(Backend::File);
+    let mut engine = WindowEngine::open_in(Some(Arc::new(MemoryFolder::new())), &config).unwrap();
+    let setup = set_up(&mut engine, 2, true).unwrap();
+    for step in 0..9 {
+        open_step(&mut engine, &setup, (2, step, 40)).unwrap();
+    }
+    let table = setup.tables[0];
+    engine.evict(table, 9).unwrap();
+    let (entries, free) = index_of(&mut engine, table);
+    assert!(entries.len() > 20 && !free.is_empty(), "{} ids, {free:?}", entries.len());
+    let next_row = engine.vocabulary(table).unwrap().next_row;
+
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+    let mut other = WindowEngine::open_in(Some(folder.clone()), &config).unwrap();
+    let tables = set_up(&mut other, 2, true).unwrap().tables;
+    other.grow_open_table(tables[0], next_row).unwrap();
+    other.copy_index(tables[0], IndexPart::NextRow(next_row)).unwrap();
+    for some in entries.chunks(7) {
+        other.copy_index(tables[0], IndexPart::Entries(some)).unwrap();
+    }
+    other.copy_index(tables[0], IndexPart::Free(&free)).unwrap();
+    other.copy_index(tables[0], IndexPart::End).unwrap();
+    assert!(other.copy_index(tables[0], IndexPart::NextRow(next_row)).is_err());
+    other.checkpoint("copy", &[]).unwrap();
+    drop(other);
+    let mut other = WindowEngine::open_in(Some(folder), &config).unwrap();
+    assert_eq!(index_of(&mut other, tables[0]), (entries, free));
+    assert_eq!(other.vocabulary(tables[0]), engine.vocabulary(table));
+}
+
+#[test]
+fn rows_that_others_name_have_room_and_start_again() {
+    let mut engine = WindowEngine::open_in(None, &common::memory_config()).unwrap();
+    let setup = set_up(&mut engine, 0, true).unwrap();
+    let (open, dense) = (setup.tables[0], setup.tables[1]);
+    for step in 0..4 {
+        open_step(&mut engine, &setup, (0, step, 40)).unwrap();
+    }
+    let before = rows_of(&mut engine, open, 4);
+    engine.grow_open_table(open, 5_000).unwrap();
+    assert!(engine.schema().table(open).unwrap().row_count >= 5_000);
+    assert_eq!(rows_of(&mut engine, open, 4), before, "rows stay where they are");
+    assert_eq!(engine.grow_open_table(dense, 5_000).unwrap_err().kind(), ErrorKind::Invalid);
+
+    let fresh = {
+        let mut other = WindowEngine::open_in(None, &common::memory_config()).unwrap();
+        let setup = set_up(&mut other, 0, true).unwrap();
+        rows_of(&mut other, setup.tables[0], 4)
+    };
+    assert_ne!(before, fresh);
+    engine.reset_rows(open, &[3, 0, 2, 1]).unwrap();
+    assert_eq!(rows_of(&mut engine, open, 4), fresh);
+    assert!(engine.reset_rows(open, &[1 << 40]).is_err());
 }

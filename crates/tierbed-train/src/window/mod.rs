@@ -26,6 +26,7 @@ mod scratch;
 mod tracked;
 pub mod update;
 pub mod vocabularies;
+pub mod vocabulary_parts;
 
 pub use background::{Finished, FrozenRows};
 pub use changes::ChangeStats;
@@ -35,5 +36,5 @@ pub use publish_background::Published;
 pub use publish_delta::{DeltaBase, FindBy};
 pub use row_buffer::{BufferStats, EvictionOrder};
 pub use tierbed_kernels::{Feature, FeatureLayout, Hyper, Kernels, Pooling};
-pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};
+pub use tierbed_vocab::{Evicted, Eviction, IdEntry, Policy, SHARED_ROW};
 pub use vocabularies::Translate;

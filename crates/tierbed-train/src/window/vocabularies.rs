@@ -12,19 +12,18 @@
 )]
 
 use serde::Serialize;
-use tierbed_core::store::RowWrite;
 use tierbed_core::{
-    Bags, Error, Reservation, Result, RowId, RowKey, RowStore, Schema, TableId, TableSchema,
-    TrainStore,
+    Bags, Error, Reservation, Result, RowStore, Schema, TableId, TableSchema, TrainStore,
 };
-use tierbed_kernels::{init_record, FeatureLayout};
+use tierbed_kernels::FeatureLayout;
 use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::{
-    Evicted, PageCache, Policy, Scratch, State, Vocabulary, BATCH_BYTES_PER_INDEX,
+    Evicted, FreedSink, PageCache, Policy, Scratch, State, Vocabulary, BATCH_BYTES_PER_INDEX,
 };
 
 use crate::window::engine::WindowEngine;
 use crate::window::options::WindowConfig;
+use crate::window::vocabulary_parts::write_initial;
 
 /// Rows of an open table at first.
 const ROWS_MIN: u64 = 1024;
@@ -91,6 +90,13 @@ impl Vocabularies {
         let tables = self.all.iter().map(|vocabulary| vocabulary.state().clone()).collect();
         VocabularyStats { tables, pages_asked, pages_read }
     }
+}
+
+/// The index of an open table, and what it needs.
+pub(super) struct WithIndex<'a> {
+    pub(super) index: &'a mut Vocabulary,
+    pub(super) pages: &'a mut PageCache,
+    pub(super) store: &'a mut dyn TrainStore,
 }
 
 impl WindowEngine {
@@ -287,35 +293,50 @@ impl WindowEngine {
     /// `Invalid` when the table's vocabulary is not open; otherwise the store's, and the engine
     /// is poisoned.
     pub fn evict(&mut self, table: TableId, now: u32) -> Result<Evicted> {
-        self.poison.check()?;
-        let Some(at) = self.vocabularies.position(table) else {
-            return Err(Error::invalid("only tables of open vocabulary evict ids")
-                .with("table", &self.schema.table(table)?.name));
-        };
+        let schema = self.schema.clone();
+        self.evict_with(table, now, &mut |store, rows| write_initial(store, &schema, table, rows))
+    }
+
+    /// As [`evict`](Self::evict), where `freed` gives rows their initial values.
+    pub(super) fn evict_with(
+        &mut self,
+        table: TableId,
+        now: u32,
+        freed: &mut FreedSink<'_>,
+    ) -> Result<Evicted> {
+        self.with_index(table)?;
         // What is dirty in the buffer must not be written over the initial values later.
         self.release_buffer()?;
-        self.ensure_pages()?;
-        let schema = self.schema.clone();
-        let shape = schema.table(table)?;
-        let mut records: Vec<f32> = Vec::new();
-        let mut blank = |store: &mut dyn TrainStore, rows: &[u64]| {
-            records.resize(rows.len() * shape.record_words(), 0.0);
-            let places = records.chunks_exact_mut(shape.record_words());
-            rows.iter().zip(places).for_each(|(&row, place)| init_record(shape, row, place));
-            let records = rows.iter().zip(records.chunks_exact(shape.record_words()));
-            let writes: Vec<RowWrite<'_>> = records
-                .map(|(&row, record)| RowWrite {
-                    key: RowKey::new(table, RowId(row)),
-                    record: bytemuck::cast_slice(record),
-                })
-                .collect();
-            store.write(&writes)
-        };
-        let Vocabularies { all, pages, .. } = &mut self.vocabularies;
-        let Some(pages) = pages else { panic!("pages of the index are there") };
-        let result = all[at].evict(pages, &mut self.store, now, &mut blank);
+        let WithIndex { index, pages, store } = self.with_index(table)?;
+        let result = index.evict(pages, store, now, freed);
         self.refresh_schema();
         self.poison.on_any(result)
+    }
+
+    /// Returns the index of open table `table`, and what it needs.
+    ///
+    /// # Errors
+    /// `Invalid` when the table is not open or the budget does not reach.
+    pub(super) fn with_index(&mut self, table: TableId) -> Result<WithIndex<'_>> {
+        self.poison.check()?;
+        let Some(at) = self.vocabularies.position(table) else {
+            return Err(Error::invalid("table has no open vocabulary")
+                .with("table", &self.schema.table(table)?.name));
+        };
+        self.ensure_pages()?;
+        let Vocabularies { all, pages, .. } = &mut self.vocabularies;
+        let Some(pages) = pages else { panic!("pages of the index are there") };
+        Ok(WithIndex { index: &mut all[at], pages, store: &mut self.store })
+    }
+
+    /// Makes room for `id_count` ids more in the index of open table `table`.
+    ///
+    /// # Errors
+    /// As [`with_index`](Self::with_index), otherwise the store's.
+    pub(super) fn make_id_room(&mut self, table: TableId, id_count: u64) -> Result<()> {
+        self.with_index(table)?;
+        let at = self.vocabularies.position(table);
+        at.map_or(Ok(()), |at| self.ensure_room(at, id_count))
     }
 
     /// Visits (id, row) of every id of open table `table` that has a row, in hash order.
