@@ -304,13 +304,16 @@ impl NativeStore {
         let visit = visit.clone().unbind();
         let mut raised = None;
         let result = self.with(py, |engine| {
-            let count = engine.engine().schema().tables().len();
-            let mut chunks: Vec<Chunk<f32>> =
-                std::iter::repeat_with(Chunk::default).take(count).collect();
+            // Pages of an index are rows of tables that nobody asked for: they have no chunk.
+            let tables = engine.engine().schema().tables();
+            let mut chunks: Vec<Option<Chunk<f32>>> =
+                tables.iter().map(|table| (!table.is_own()).then(Chunk::default)).collect();
+            let count = chunks.len();
             engine.engine_mut().scan_all(&mut |table, row, record| {
                 let Some(chunk) = chunks.get_mut(table.0 as usize) else {
                     panic!("a row of table {} of {count} is scanned", table.0)
                 };
+                let Some(chunk) = chunk else { return Ok(()) };
                 chunk.push(row, record);
                 match chunk.rows.len() >= chunk_rows.max(1) {
                     true => chunk.hand_out(table, &visit, &mut raised),
@@ -318,7 +321,9 @@ impl NativeStore {
                 }
             })?;
             for (table, chunk) in (0..).map(TableId).zip(&mut chunks) {
-                chunk.hand_out(table, &visit, &mut raised)?;
+                chunk
+                    .as_mut()
+                    .map_or(Ok(()), |chunk| chunk.hand_out(table, &visit, &mut raised))?;
             }
             Ok(())
         });

@@ -265,3 +265,22 @@ def test_an_export_has_the_ids_of_its_rows(
     assert read["id"][-1] is None
     rows = torch.tensor(read["weight"])
     assert_rows_of_ids(store, torch.tensor(read["id"][:-1]), rows[:-1], rows[-1:])
+
+
+def test_a_scan_has_the_rows_of_each_table_and_no_index() -> None:
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        emb = tb.EmbeddingBagCollection(
+            [
+                tb.EmbeddingBagConfig(None, 8, "first", ["a"]),
+                tb.EmbeddingBagConfig(None, 4, "second", ["b"]),
+            ],
+            store=store,
+        )
+        for batch in raw_batches(2):
+            emb(batch).values().sum().backward()
+        found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        store.scan(lambda table, rows, weights, *_: found.append((table, rows, weights)))
+        assert [table for table, _, _ in found] == ["first", "second"]
+        for table, rows, weights in found:
+            assert rows.sort().values.tolist() == store.ids(table)[1].tolist()
+            assert torch.equal(weights, store.gather_rows(table, rows))

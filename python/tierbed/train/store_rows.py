@@ -174,7 +174,7 @@ class StoreRows:
                 ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
             chunk_rows: Most rows at a time.
         """
-        tables = self.tables()
+        tables = self._schema()
 
         def hand_on(at: int, rows: Any, words: Any) -> None:
             dim = tables[at]["dim"]
