@@ -13,8 +13,49 @@ __all__ = [
     "NativeExchangeBench",
     "NativeExchangePlan",
     "NativeHeap",
+    "NativeIndex",
     "NativeRail",
+    "distinct",
 ]
+
+def distinct(ids: Any, ends: list[int], found: Any, numbers: Any) -> list[int]:
+    """Writes the distinct ones of ``ids`` [E] i64 to ``found`` [E], in the order in which they
+    first come, and to ``numbers`` [E] the place of each id there. Returns how many are new in
+    each of the features, whose ids end at ``ends``."""
+
+@final
+class NativeIndex:
+    """The open table of a rank that holds some of its rows, or its index."""
+
+    def __new__(cls, store: NativeStore, table: int) -> Self: ...
+    def grow(self, row_count: int) -> None:
+        """Makes room for rows that another rank gives to ids."""
+
+    def evict(self, now: int, block: tuple[int, int, int] | None) -> tuple[int, int, bytearray]:
+        """Takes rows as :meth:`NativeStore.evict`, and returns the freed ones, i64. ``block`` is
+        first block, ranks and rows of a block that start again here; None: all rows do."""
+
+    def reset(self, rows: Any) -> None:
+        """Gives ``rows`` [N] i64, which another rank freed, their initial values."""
+
+    def entries(self, chunk_ids: int, visit: Any) -> None:
+        """Calls ``visit(ids, rows, counts, seen)`` in hash order with bytes of i64, i64 (-1: it
+        waits for one), f32 and i64."""
+
+    def free_rows(self, chunk_rows: int, visit: Any) -> None:
+        """Calls ``visit(rows)`` with bytes of i64; the last row is given first."""
+
+    def begin_copy(self, next_row: int) -> None:
+        """Begins to take over another index, which has given rows below ``next_row``."""
+
+    def copy_entries(self, ids: Any, rows: Any, counts: Any, seen: Any) -> None:
+        """Takes over ids, as :meth:`entries` gave them."""
+
+    def copy_free(self, rows: Any) -> None:
+        """Takes over free rows, as :meth:`free_rows` gave them."""
+
+    def end_copy(self) -> None:
+        """Ends what :meth:`begin_copy` began."""
 
 @final
 class NativeExchangePlan:
@@ -116,6 +157,15 @@ class NativeExchange:
 
     def pass_announced(self) -> None:
         """Forgets the batch that was announced last, of which another rank makes a plan."""
+
+    def skip_announced(self, number: int) -> None:
+        """Forgets announced batches up to ``number``, from 1; the next lookup is of that one."""
+
+    def check_batch(self, indices: Any, offsets: Any, weights: Any | None) -> None:
+        """Raises when a batch may not be looked up now; nothing is sent."""
+
+    def fail(self, cause: str) -> None:
+        """Breaks the exchange: the other ranks get an error."""
 
     def forget_announced(self, kept: int) -> None:
         """Forgets announced batches behind the first ``kept``."""

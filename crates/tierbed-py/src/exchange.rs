@@ -58,6 +58,7 @@ struct GivenTable {
 enum GivenSharding {
     Whole { rank: usize },
     Rows { bounds: Vec<u64> },
+    Blocks { block_rows: u64 },
     Columns { bounds: Vec<usize> },
     Mirrored,
 }
@@ -67,6 +68,7 @@ impl From<GivenSharding> for Sharding {
         match given {
             GivenSharding::Whole { rank } => Self::Whole { rank },
             GivenSharding::Rows { bounds } => Self::Rows { bounds },
+            GivenSharding::Blocks { block_rows } => Self::Blocks { block_rows },
             GivenSharding::Columns { bounds } => Self::Columns { bounds },
             GivenSharding::Mirrored => Self::Mirrored,
         }
@@ -563,6 +565,33 @@ impl NativeExchange {
                 engine.skip(layout, bags)
             };
             self.rank.with_planned(engine.single()?, pass)
+        })
+    }
+
+    /// Forgets announced batches up to `number`, counted from 1, which the next lookup is of.
+    fn skip_announced(&self, py: Python<'_>, number: usize) -> PyResult<()> {
+        self.rank.run(py, |exchange| exchange.skip_announced(number))
+    }
+
+    /// Makes sure that a batch may be looked up now, before anything of it is sent.
+    #[pyo3(signature = (indices, offsets, weights))]
+    fn check_batch(
+        &self,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = indices.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let bags = batch.bags(self.rank.feature_count).map_err(|error| to_python(py, &error))?;
+        self.rank.run(py, |exchange| exchange.check_batch(&bags))
+    }
+
+    /// Breaks the exchange: `cause` kept this rank from its part in a call of all ranks.
+    fn fail(&self, py: Python<'_>, cause: &str) -> PyResult<()> {
+        self.rank.run(py, |exchange| {
+            exchange.fail(cause);
+            Ok(())
         })
     }
 

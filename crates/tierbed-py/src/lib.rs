@@ -16,6 +16,7 @@ mod errors;
 mod exchange;
 mod folders;
 mod following;
+mod index;
 mod neighbours;
 mod objects;
 mod offsets;
@@ -67,6 +68,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     offsets::register(module)?;
     exchange::register(module)?;
     folders::register(module)?;
+    index::register(module)?;
     versions::register(module)?;
     placement::register(module)?;
     place_parts::register(module)?;

@@ -53,13 +53,13 @@ def test_a_checkpoint_has_the_rows_of_the_step_it_began_at(
 ) -> None:
     path = f"file://{tmp_path}/saved"
     may_go = threading.Event()
-    write_files = checkpoint_async.write_files
+    written_of = checkpoint_async.written_of
 
     def late(*given: Any) -> Any:
         assert may_go.wait(WAIT_S)
-        return write_files(*given)
+        return written_of(*given)
 
-    monkeypatch.setattr(checkpoint_async, "write_files", late)
+    monkeypatch.setattr(checkpoint_async, "written_of", late)
     trained = threading.Barrier(count)
 
     def work(rank: tbd.LocalRank) -> Any:
@@ -95,15 +95,15 @@ def test_a_checkpoint_has_the_rows_of_the_step_it_began_at(
 
 
 def test_all_ranks_learn_that_one_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files = checkpoint_async.write_files
+    written_of = checkpoint_async.written_of
     fails = threading.Event()
 
-    def failing(place: Any, own: Any, store: Any) -> Any:
+    def failing(place: Any, own: Any, store: Any, steps: Any) -> Any:
         if own.ranks.rank == 1 and fails.is_set():
             raise OSError("the disk is gone")
-        return write_files(place, own, store)
+        return written_of(place, own, store, steps)
 
-    monkeypatch.setattr(checkpoint_async, "write_files", failing)
+    monkeypatch.setattr(checkpoint_async, "written_of", failing)
 
     def work(rank: tbd.LocalRank) -> list[str]:
         told = []

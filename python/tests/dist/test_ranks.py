@@ -249,7 +249,3 @@ def test_what_cannot_be_divided_is_refused() -> None:
         make(plan=tbd.ShardingPlan(2, {}))
     with pytest.raises(tb.InvalidError, match="exchange must be one of"):
         make(exchange="nccl")
-    with pytest.raises(tb.InvalidError, match="open vocabulary"):
-        tbd.ShardedEmbeddingBagCollection(
-            [tb.EmbeddingBagConfig(None, 8, "open")], store=store, ranks=rank
-        )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_open_vocabularies as open_tables
 import torch
 import torch.distributed as dist
 from hosts_kit import MakeHosts
@@ -26,6 +27,7 @@ from test_ranks import (
 
 import tierbed as tb
 from tierbed import dist as tbd
+from tierbed.dist import sharding
 
 TIMEOUT_S = 3.0
 # Hosts, and ranks of each.
@@ -168,6 +170,34 @@ def test_fewer_hosts_go_on_with_the_bits_of_one_process(
     for step in range(STEPS):
         outputs = torch.cat([seen[step] for seen in ranks])
         assert torch.equal(outputs, expected[2][step]), step
+
+
+def train_open(folder: Path, first: int, end: int) -> Any:
+    """Trains some steps of tables with open vocabularies; later ones go on at a checkpoint."""
+    sharding.OPEN_BLOCK_ROWS = 4
+    own = open_tables.batches_of(dist.get_world_size())[dist.get_rank()][first:end]
+    store = open_tables.memory()
+    with store, open_tables.make(tbd.ProcessRank(), store, "row-wise") as rows:
+        if first > 0:
+            rows.load(folder / "saved")
+        seen = [open_tables.step(rows, batch)[0] for batch in tb.lookahead(own, rows, window=2)]
+        if first == 0:
+            rows.save(folder / "saved")
+        return seen
+
+
+def test_hosts_share_open_vocabularies(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    one = tb.EmbeddingBagCollection(open_tables.TABLES, store=open_tables.memory())
+    (joined,) = open_tables.batches_of(1)
+    expected = [open_tables.step(one, batch)[0] for batch in joined]
+    for hosts, first, end in [(2, 0, 3), (1, 3, len(joined))]:
+        folder = tmp_path / str(hosts)
+        found = make_hosts(hosts).run(
+            train_open, tmp_path, first, end, folder=folder, local_ranks=2, limit_s=120
+        )
+        for at in range(end - first):
+            outputs = torch.cat([seen[at] for seen in found])
+            assert torch.equal(outputs, expected[first + at]), (hosts, at)
 
 
 def train_until_lost(folder: Path) -> Any:

@@ -23,6 +23,7 @@ from tierbed._util import state
 from tierbed.config.optim import Optimizer, state_words
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.dist.checkpoint_files import Writer, encode, fetched, read_file, rows_per_file
+from tierbed.dist.checkpoint_index import load_indexes, write_indexes
 from tierbed.dist.checkpoint_places import (
     MANIFEST,
     MANIFEST_BYTES_MAX,
@@ -41,6 +42,7 @@ from tierbed.train.store import Store
 __all__ = [
     "RankTables",
     "begun_place",
+    "commit",
     "load_rows",
     "manifest_of",
     "save_rows",
@@ -48,10 +50,11 @@ __all__ = [
     "together",
     "write_extra",
     "write_files",
+    "written_of",
 ]
 
 FORMAT = "tierbed-ranks"
-VERSION = 4
+VERSION = 5
 #: The file of ``extra`` up to version 3, which had no digest of it.
 EXTRA = "extra.pt"
 EXTRA_BYTES_MAX = 1 << 40
@@ -104,13 +107,11 @@ def save_rows(
     """
     ranks = own.ranks
     place = begun_place(ranks, lambda: place_of(path), replaces=replaces)
-    found = together(ranks, lambda: (write_files(place, own, own.store), steps_of(own)))
+    found = together(ranks, lambda: written_of(place, own, own.store, steps_of(own)))
 
     def finish() -> None:
         kept = None if extra is None else write_extra(place, state.pack(extra))
-        manifest = manifest_of(own, found, kept)
-        names = {file["name"] for file in manifest["files"]} | ({kept["name"]} if kept else set())
-        place.commit(json.dumps(manifest, indent=1).encode(), names)
+        commit(place, manifest_of(own, found, kept))
 
     together(ranks, finish if ranks.rank == 0 else None)
 
@@ -128,20 +129,48 @@ def begun_place(ranks: Rank, opened: Callable[[], Place], *, replaces: bool = Fa
     return places[0]
 
 
-def manifest_of(
+def written_of(
+    place: Place,
     own: RankTables,
-    found: Sequence[tuple[list[dict[str, Any]], dict[str, int]]],
-    extra: dict[str, Any] | None,
+    store: Store | CodedStore | DeviceStore,
+    steps: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Returns the manifest of what all ranks wrote: files and steps of each, and ``extra``."""
+    """Writes what this rank has to; returns its part of the manifest, which JSON can tell.
+
+    Args:
+        place: Where to.
+        own: Who this rank is, and what it holds.
+        store: Its store, or that store as of a kept checkpoint.
+        steps: Steps that tables did.
+    """
+    indexes: dict[str, Any] = {}
+    if isinstance(store, Store):
+        indexes = write_indexes(place, own.tables, own.plan, own.ranks.rank, store)
+    return {"files": write_files(place, own, store), "steps": dict(steps), "indexes": indexes}
+
+
+def commit(place: Place, manifest: dict[str, Any]) -> None:
+    """Makes a checkpoint of what was written: from now on it is there."""
+    of_indexes = (file for index in manifest["indexes"].values() for file in index["files"])
+    files = [*manifest["files"], *of_indexes]
+    if manifest["extra"] is not None:
+        files.append(manifest["extra"])
+    place.commit(json.dumps(manifest, indent=1).encode(), {file["name"] for file in files})
+
+
+def manifest_of(
+    own: RankTables, found: Sequence[Mapping[str, Any]], extra: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the manifest of what each rank :func:`wrote <written_of>`, and ``extra``."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "rank_count": own.ranks.count,
         "tables": own.identities(),
         # All holders of a table step together.
-        "steps": {name: steps for _, of_rank in found for name, steps in of_rank.items()},
-        "files": [file for files, _ in found for file in files],
+        "steps": {name: steps for part in found for name, steps in part["steps"].items()},
+        "files": [file for part in found for file in part["files"]],
+        "indexes": {name: index for part in found for name, index in part["indexes"].items()},
         "extra": extra,
     }
 
@@ -170,6 +199,8 @@ def load_rows(path: PathLike, own: RankTables) -> dict[str, Any] | None:
         _check_tables(manifest, own)
         if not isinstance(own.store, CodedStore):
             _check_new(own.store)
+        if isinstance(own.store, Store):
+            load_indexes(place, manifest, own.tables, own.plan, own.ranks.rank, own.store)
         held = own.held()
         for one in held:
             files = [file for file in manifest["files"] if one.overlaps(file)]
@@ -240,8 +271,7 @@ def write_files(
             writer.write(
                 encode(parts),
                 ".safetensors",
-                table=of.config.name,
-                columns=[of.columns.start, of.columns.stop],
+                **of.about(),
                 rows=[int(first), int(last) + 1],
                 row_count=parts["rows"].numel(),
                 **kept,
@@ -349,9 +379,13 @@ def _runs(parts: Mapping[str, Tensor], held: Held) -> Iterator[tuple[int, dict[s
         found = {name: tensor[order] for name, tensor in found.items()}
     first, end = torch.searchsorted(rows, torch.tensor([held.rows.start, held.rows.stop])).tolist()
     rows = rows[first:end]
+    found = {name: tensor[first:end] for name, tensor in found.items()}
+    if held.blocks is not None:
+        block, blocks, block_rows = held.blocks
+        is_held = (rows // block_rows) % blocks == block
+        rows, found = rows[is_held], {name: tensor[is_held] for name, tensor in found.items()}
     if rows.numel() == 0:
         return
-    found = {name: tensor[first:end] for name, tensor in found.items()}
     breaks = (torch.diff(rows) != 1).nonzero().view(-1) + 1
     starts = [0, *breaks.tolist(), rows.numel()]
     for start, end in itertools.pairwise(starts):

@@ -27,11 +27,12 @@ from tierbed._util import state
 from tierbed.dist.checkpoint import (
     RankTables,
     begun_place,
+    commit,
     manifest_of,
     steps_of,
     together,
     write_extra,
-    write_files,
+    written_of,
 )
 from tierbed.dist.checkpoint_places import MANIFEST, ObjectsPlace, PathLike, place_of
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
@@ -149,16 +150,14 @@ def _write(place: ObjectsPlace, save: _Save) -> None:
     rank = save.own.ranks.rank
     try:
         with _opened(save) as frozen:
-            found = write_files(place, save.own, frozen)
+            written = written_of(place, save.own, frozen, save.steps)
         if rank != 0:
-            _tell(place, save, {"files": found, "steps": save.steps})
+            _tell(place, save, written)
             _wait(save, lambda: _is_there(place, save), lambda: "rank 0")
             return
-        parts = [(found, save.steps), *_parts_of_others(place, save)]
+        parts = [written, *_parts_of_others(place, save)]
         kept = None if save.extra is None else write_extra(place, save.extra)
-        manifest = manifest_of(save.own, parts, kept)
-        names = {file["name"] for file in manifest["files"]} | ({kept["name"]} if kept else set())
-        place.commit(json.dumps(manifest, indent=1).encode(), names)
+        commit(place, manifest_of(save.own, parts, kept))
     except BaseException as error:
         # Who waits for this rank learns why it waits in vain.
         _tell(place, save, {"failure": str(error)})
@@ -203,17 +202,15 @@ def _told(place: ObjectsPlace, save: _Save, rank: int) -> dict[str, Any] | None:
     return what
 
 
-def _parts_of_others(
-    place: ObjectsPlace, save: _Save
-) -> list[tuple[list[dict[str, Any]], dict[str, int]]]:
+def _parts_of_others(place: ObjectsPlace, save: _Save) -> list[dict[str, Any]]:
     missing = set(range(1, save.own.ranks.count))
-    parts: dict[int, tuple[list[dict[str, Any]], dict[str, int]]] = {}
+    parts: dict[int, dict[str, Any]] = {}
 
     def look() -> bool:
         for rank in sorted(missing):
             what = _told(place, save, rank)
             if what is not None:
-                parts[rank] = (what["files"], what["steps"])
+                parts[rank] = what
                 missing.remove(rank)
         return not missing
 

@@ -23,12 +23,16 @@ from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import PRECISIONS, Exchange, ExchangeOptions, OneSided, Serving
 from tierbed.dist.held import Held, held_tables, initial_rows
 from tierbed.dist.nodes import Nodes
+from tierbed.dist.open_index import open_tables_of
+from tierbed.dist.open_tables import OpenTables
 from tierbed.dist.over_nodes import OverNodes
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.session import RankSession, RankTraining
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.ops.operators import checked_minutes
+from tierbed.results import EvictedIds
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.session import Announcing, Reading
 from tierbed.train.store import Store
@@ -45,7 +49,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
     rank 0 came first. Numbers are those of one process, to the last bit.
 
     Args:
-        tables: The tables; ids are dense (no open vocabularies).
+        tables: The tables. Of those with an open vocabulary one rank keeps the index: the one that
+            holds the table, or ranks in turn.
         store: This rank's store, a folder of its own or memory; or a :class:`tierbed.CodedStore`
             to only look up rows that are kept in fewer bytes; or a
             :class:`tierbed.dist.DeviceStore` for rows in the memory of GPUs.
@@ -58,6 +63,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     Raises:
         InvalidError: Options that are unknown, no tables, or a plan of another number of ranks.
+        UnsupportedError: An open vocabulary in a DeviceStore, a CodedStore or a store of shards,
+            or divided by columns.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         # Memory of devices is shared by all ranks, or by none.
         kind: ExchangeKind = "one_sided" if isinstance(store, DeviceStore) else how.kind
         self._nodes = self._ranks.find_nodes(kind)
+        self._check_open(store)
         # What this rank holds of a batch, where a store may follow a plan of it.
         self._joined: FeaturePlan | None = None
         self._exchange: Exchange
@@ -133,7 +141,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Returns the bytes that this rank sent to other nodes since it joined.
 
         By kind of message: ``ids``, ``vectors``, ``gradients``, ``weights`` (their gradients), and
-        ``numbers`` that say how long others are. Empty where all ranks share memory.
+        ``numbers`` that say how long others are. None of these where all ranks share memory.
+        ``indexes`` are ids of open vocabularies and their rows, between all ranks.
         """
         return self._exchange.sent_bytes()
 
@@ -299,6 +308,30 @@ class ShardedEmbeddingBagCollection(nn.Module):
             optimizer=self._optimizer,
         )
 
+    def evict(self, *, now_mins: int | None = None) -> dict[str, EvictedIds]:
+        """Takes the rows of ids that the policy of their table judges; as ``Store.evict``.
+
+        All ranks call this together, between steps. A row that is freed starts again from its
+        initial value where it is held.
+
+        Args:
+            now_mins: Minutes since 1970; by default the time of the rank that keeps the index.
+
+        Returns:
+            What was taken, by table.
+
+        Raises:
+            InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1.
+            TierbedError: Another rank failed; the message names it.
+        """
+        now = checked_minutes(now_mins)
+        if not isinstance(self._exchange, OneSided):
+            return {}
+        return {
+            name: EvictedIds(id_count=ids, waiting_count=waiting)
+            for name, (ids, waiting) in self._exchange.evict(now).items()
+        }
+
     def close(self) -> None:
         """Leaves together with all other ranks; the store stays open."""
         self._exchange.close()
@@ -341,6 +374,17 @@ class ShardedEmbeddingBagCollection(nn.Module):
             return store.add_table(config, rows)
         return store.add_table(config, self._optimizer)
 
+    def _check_open(self, store: Store | CodedStore | DeviceStore) -> None:
+        """Refuses open vocabularies where rows are not found by an index."""
+        for config in self._configs:
+            if config.num_embeddings is None and not isinstance(store, Store):
+                raise UnsupportedError(
+                    f"table {config.name!r} has an open vocabulary, which a "
+                    f"{type(store).__name__} has not; keep it in a tierbed.Store, or give "
+                    "num_embeddings",
+                    {"table": config.name},
+                )
+
     def _check_columns(self, config: EmbeddingBagConfig) -> None:
         """Refuses to divide by columns what belongs to whole rows."""
         whole, optimizer = None, self._optimizer
@@ -381,9 +425,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         described = self._plan.described(self._configs, *travel)
         plan = NativeExchangePlan(described, how.samples_max, how.indices_max, self._nodes.count)
         held = {one.config.name: one for one in held_tables(self._configs, self._plan, rank)}
+        ids = {name: self._hold(store, one) for name, one in held.items()}
         groups, joined = [], []
         for members in plan.groups(rank):
-            tables = [self._hold(store, held[self._configs[table].name]) for table, _ in members]
+            tables = [ids[self._configs[table].name] for table, _ in members]
             groups.append(store.native.plan(tables, [pooling for _, pooling in members]))
             joined.extend(tables)
         if isinstance(store, Store):
@@ -391,10 +436,29 @@ class ShardedEmbeddingBagCollection(nn.Module):
             if joined:
                 self._joined = store.native.plan(joined, ["sum"] * len(joined))
         heap = self._ranks.share_heap(plan.region_bytes, self._nodes)
+        exchange: OneSided
         if self._nodes.count == 1:
-            return OneSided(store.native, plan, heap, rank, groups, how)
-        wire = self._ranks.wire(self._nodes, how.timeout_s)
-        return OverNodes(store.native, plan, heap, self._nodes, wire, groups, how)
+            exchange = OneSided(store.native, plan, heap, rank, groups, how)
+        else:
+            wire = self._ranks.wire(self._nodes, how.timeout_s)
+            exchange = OverNodes(store.native, plan, heap, self._nodes, wire, groups, how)
+        if isinstance(store, Store):
+            self._open_tables(store, exchange, ids, how.timeout_s)
+        return exchange
+
+    def _open_tables(
+        self, store: Store, exchange: OneSided, ids: Mapping[str, int], timeout_s: float
+    ) -> None:
+        """Lets the exchange find rows of ids of open vocabularies, where there are some."""
+        rank, count = self._ranks.rank, self._ranks.count
+        tables = open_tables_of(self._configs, self._plan, rank, store.native, ids)
+        if tables:
+            if count > 1:
+                store.note_shared_ids(table.config.name for table in tables)
+            each = Nodes(rank=rank, count=count, ranks_each=1, hosts=self._nodes.hosts)
+            wire = self._ranks.wire(each, timeout_s)
+            found = OpenTables(store.native, tables, each, wire, exchange.fail)
+            exchange.open_with(found, len(self._features))
 
     def _step_session(self) -> Announcing:
         """Returns the control of the look-ahead over all ranks."""

@@ -25,6 +25,7 @@ from tierbed._native import (
 )
 from tierbed.config.words import ExchangeKind, check_word
 from tierbed.dist.lending import Lender
+from tierbed.dist.open_tables import OpenTables
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["PRECISIONS", "Exchange", "ExchangeOptions", "OneSided", "RankBatch", "Serving"]
@@ -147,6 +148,8 @@ class OneSided:
         options: ExchangeOptions,
     ) -> None:
         self._native = native
+        self._open: OpenTables | None = None
+        self._feature_count = 0
         self._copies = options.copies_outputs
         timeout_ms = int(options.timeout_s * 1000) + self._patience_ms
         self._exchange = NativeExchange(plan, heap, rank, timeout_ms, groups)
@@ -164,7 +167,8 @@ class OneSided:
     ) -> tuple[int, Tensor]:
         """As :meth:`Exchange.forward`; the output is valid until the forward after the next."""
         self._begin()
-        step, address, samples = self._look_up(indices, offsets, weights, wants)
+        batch = self._with_rows((indices, offsets, weights), trains=wants[0])
+        step, address, samples = self._look_up(*batch, wants)
         (out,) = self._lender.lend(address, [(0, samples)], CPU)
         return step, out.clone() if self._copies else out
 
@@ -180,7 +184,8 @@ class OneSided:
         if self._copies:
             raise UnsupportedError("copies_outputs=True copies whole outputs; copy parts yourself")
         self._begin()
-        arrivals, serve = self._begin_parts(indices, offsets, weights, wants, parts)
+        batch = self._with_rows((indices, offsets, weights), trains=wants[0])
+        arrivals, serve = self._begin_parts(*batch, wants, parts)
         samples = [arrivals.samples(part) for part in range(parts)]
         outputs = self._lender.lend(arrivals.address, samples, CPU)
         self._serving = Serving(arrivals, serve)
@@ -245,7 +250,7 @@ class OneSided:
                 "drop_last=True does"
             )
         for batch in new:
-            self._announce(batch)
+            self._announce(self._with_known_rows(batch))
         if not isinstance(self._native, NativeStore):
             return len(batches)
         fit = self._exchange.bring(self._native, len(batches)) if brings else len(batches)
@@ -255,26 +260,93 @@ class OneSided:
 
     def end_lookahead(self) -> None:
         """Forgets what was announced by :meth:`prefetch`."""
-        self._exchange.forget_announced(0)
+        self._forget_announced(0)
         if isinstance(self._native, NativeStore):
             self._native.end_lookahead()
 
     def sent_bytes(self) -> dict[str, int]:
-        """As :meth:`Exchange.sent_bytes`: nothing leaves the node."""
-        return {}
+        """As :meth:`Exchange.sent_bytes`: nothing but what indexes are asked leaves the node."""
+        return {} if self._open is None else {"indexes": self._open.sent_bytes}
 
     def close(self) -> None:
         """As :meth:`Exchange.close`."""
         self._finish()
         self._exchange.close()
+        if self._open is not None:
+            self._open.close()
+
+    def open_with(self, tables: OpenTables, feature_count: int) -> None:
+        """Finds the rows of ids of open vocabularies before they are looked up.
+
+        Args:
+            tables: The tables.
+            feature_count: Features of a batch.
+        """
+        self._open, self._feature_count = tables, feature_count
+
+    @property
+    def has_open_tables(self) -> bool:
+        """Whether some table has an open vocabulary."""
+        return self._open is not None
+
+    def evict(self, now: int) -> dict[str, tuple[int, int]]:
+        """Takes rows from ids of open vocabularies, together with all ranks.
+
+        Args:
+            now: The time, in minutes.
+
+        Returns:
+            By table, ids that lost their row, and ids forgotten before they had one.
+        """
+        self._finish()
+        self.end_lookahead()
+        return {} if self._open is None else self._open.evict(now)
+
+    def fail(self, cause: str) -> None:
+        """Lets all other ranks know that this one cannot go on.
+
+        Args:
+            cause: Why.
+        """
+        self._exchange.fail(cause)
+
+    def _with_rows(self, batch: RankBatch, *, trains: bool) -> RankBatch:
+        """Returns the batch that is looked up next, with rows instead of ids."""
+        tables = self._open
+        if tables is None:
+            return batch
+        # A bad batch is refused before anything is sent, so that it may be mended.
+        self._exchange.check_batch(*tables.without_ids(batch, self._feature_count))
+        number = tables.number_of(batch)
+        found, agreed = tables.translate(batch, self._feature_count, trains=trains, number=number)
+        # Its new ids have other rows now than when it was announced: they are sent again.
+        self._exchange.skip_announced(agreed)
+        tables.pass_announced(agreed)
+        return found
+
+    def _with_known_rows(self, batch: RankBatch) -> RankBatch:
+        """Returns a batch that comes later; ids without a row have the shared one."""
+        if self._open is None:
+            return batch
+        self._exchange.check_batch(*self._open.without_ids(batch, self._feature_count))
+        found, _ = self._open.translate(batch, self._feature_count, trains=False)
+        self._open.note_announced(batch)
+        return found
 
     def _known(self, batches: Sequence[RankBatch]) -> int:
         """Returns how many of ``batches`` were announced already, and did not fit then."""
         count, brought = self._exchange.announced()
-        if count > brought and batches and self._exchange.is_announced(brought, *batches[0]):
-            return min(count - brought, len(batches))
-        self._exchange.forget_announced(brought)
+        if count > brought and batches:
+            is_known = (self._exchange if self._open is None else self._open).is_announced
+            if is_known(brought, *batches[0]):
+                return min(count - brought, len(batches))
+        self._forget_announced(brought)
         return 0
+
+    def _forget_announced(self, kept: int) -> None:
+        self._exchange.forget_announced(kept)
+        if self._open is not None:
+            self._open.forget_announced(kept)
 
     def _look_up(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, wants: tuple[bool, bool]

@@ -17,7 +17,7 @@ from torch import Tensor
 from tierbed.codec import Codec
 from tierbed.config.optim import SGD
 from tierbed.config.tables import DataType, EmbeddingBagConfig
-from tierbed.dist.sharding import ShardingPlan
+from tierbed.dist.sharding import ShardingPlan, row_count_max
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.store import Store
 
@@ -38,12 +38,21 @@ class Held:
         name: What the rank's store calls it.
         rows: Rows that are held.
         columns: Columns that are held.
+        blocks: Where ranks take turns in holding blocks of ``rows``: the first one that is held,
+            ranks, and rows of a block.
     """
 
     config: EmbeddingBagConfig
     name: str
     rows: range
     columns: range
+    blocks: tuple[int, int, int] | None = None
+
+    def about(self) -> dict[str, Any]:
+        """Returns what the manifest says of each file of it."""
+        columns = [self.columns.start, self.columns.stop]
+        taken = {} if self.blocks is None else {"blocks": list(self.blocks)}
+        return {"table": self.config.name, "columns": columns, **taken}
 
     def overlaps(self, file: Mapping[str, Any]) -> bool:
         """Returns whether ``file`` of a manifest has columns that are held, and may have rows."""
@@ -51,6 +60,10 @@ class Held:
         # Before version 4 nobody said which rows a file has.
         first_row, end_row = file.get("rows", (self.rows.start, self.rows.stop))
         is_its = file["table"] == self.config.name
+        if self.blocks is not None and "blocks" in file:
+            # Of as many ranks, each holds what it held.
+            first_block, *turns = file["blocks"]
+            is_its &= turns != list(self.blocks[1:]) or first_block == self.blocks[0]
         has_columns = first < self.columns.stop and end > self.columns.start
         has_rows = first_row < self.rows.stop and end_row > self.rows.start
         return bool(is_its and has_columns and has_rows)
@@ -62,8 +75,8 @@ def held_tables(
     """Yields what ``rank`` holds by ``plan``."""
     for config in tables:
         way = plan.sharding(config)
-        rows, columns = range(config.num_embeddings or 0), range(config.embedding_dim)
-        name = config.name
+        rows, columns = range(row_count_max(config)), range(config.embedding_dim)
+        name, blocks = config.name, plan.blocks_of(config, rank)
         if way["kind"] == "whole" and way["rank"] != rank:
             continue
         if way["kind"] == "rows":
@@ -72,7 +85,7 @@ def held_tables(
             columns = range(way["bounds"][rank], way["bounds"][rank + 1])
             name = f"{config.name}.columns.{columns.start}"
         if len(columns) > 0:
-            yield Held(config=config, name=name, rows=rows, columns=columns)
+            yield Held(config=config, name=name, rows=rows, columns=columns, blocks=blocks)
 
 
 def initial_rows(held: Held, seed: int) -> Iterator[tuple[int, Tensor]]:

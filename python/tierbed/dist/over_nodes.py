@@ -63,7 +63,7 @@ class OverNodes(OneSided):
 
     def sent_bytes(self) -> dict[str, int]:
         """As :meth:`Exchange.sent_bytes`."""
-        return dict(self._sent)
+        return {**self._sent, **super().sent_bytes()}
 
     def close(self) -> None:
         """As :meth:`Exchange.close`."""

@@ -96,6 +96,8 @@ class RankSession:
             InvalidError: Ranks have unequal numbers of batches, or begin at other ones.
             TierbedError: Another rank failed; the message names it.
         """
+        if self._exchange.has_open_tables:
+            return "a table has an open vocabulary: which rows its ids get is not known before"
         own: BatchOrder | str = 'the store was opened with order="window"'
 
         def find() -> Any:

@@ -11,15 +11,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tierbed.config.tables import EmbeddingBagConfig
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
     from tierbed._native_options import ExchangePlan
 
-__all__ = ["ColumnWise", "Mirrored", "RowWise", "Sharding", "ShardingPlan", "TableWise"]
+__all__ = [
+    "OPEN_ROWS_MAX",
+    "ColumnWise",
+    "Mirrored",
+    "RowWise",
+    "Sharding",
+    "ShardingPlan",
+    "TableWise",
+]
 
 # Tables up to this size are held by every rank: a lookup of them sends nothing.
 MIRROR_BYTES = 64 << 10
+# Most rows of a table of open vocabulary: their numbers travel in 4 bytes.
+OPEN_ROWS_MAX = (1 << 32) - 1
+# Rows of such a table that one rank holds before it is the next one's turn: whole pages.
+OPEN_BLOCK_ROWS = 4096
 # A table of more than this share of what a rank should hold is divided by rows.
 SPLIT_SHARE = 0.75
 
@@ -39,8 +51,11 @@ class TableWise:
 class RowWise:
     """Each rank holds a range of rows; rows travel one by one and are pooled where they arrive.
 
+    Of a table of open vocabulary, which grows, ranks take turns in holding blocks of 4,096 rows.
+
     Args:
-        bounds: First row of each rank, then the number of rows; by default equal ranges.
+        bounds: First row of each rank, then the number of rows; by default equal ranges. None for
+            a table of open vocabulary.
     """
 
     bounds: tuple[int, ...] | None = None
@@ -89,8 +104,9 @@ class ShardingPlan:
     ) -> ShardingPlan:
         """Plans so that ranks hold about as many bytes and look up about as many rows.
 
-        Small tables are mirrored, tables larger than what one rank should hold are divided by
-        rows; the others go, the costliest first, to the rank with least so far.
+        Small tables are mirrored. Tables larger than what one rank should hold are divided by
+        rows, and so are those of open vocabulary. The others go, the
+        costliest first, to the rank with least so far.
 
         Args:
             tables: The tables.
@@ -99,7 +115,9 @@ class ShardingPlan:
                 default one per feature.
         """
         ids = {c.name: float(len(c.feature_names)) for c in tables} | dict(ids_per_sample or {})
-        table_bytes = {c.name: 4 * _row_count(c) * c.embedding_dim for c in tables}
+        of_any_size = [c for c in tables if c.num_embeddings is None]
+        tables = [c for c in tables if c.num_embeddings is not None]
+        table_bytes = {c.name: 4 * row_count_max(c) * c.embedding_dim for c in tables}
         lookup_cost = {c.name: ids[c.name] * c.embedding_dim for c in tables}
         shared = [c for c in tables if table_bytes[c.name] > MIRROR_BYTES]
         fair_bytes = sum(table_bytes[c.name] for c in shared) / rank_count
@@ -108,6 +126,7 @@ class ShardingPlan:
         chosen: dict[str, Sharding] = {
             c.name: Mirrored() for c in tables if table_bytes[c.name] <= MIRROR_BYTES
         }
+        chosen |= {c.name: RowWise() if rank_count > 1 else TableWise(0) for c in of_any_size}
         whole = []
         for config in shared:
             if rank_count > 1 and table_bytes[config.name] > SPLIT_SHARE * fair_bytes * rank_count:
@@ -143,8 +162,10 @@ class ShardingPlan:
         way = self.tables[config.name]
         if isinstance(way, TableWise):
             return {"kind": "whole", "rank": way.rank}
+        if isinstance(way, (RowWise, ColumnWise)) and config.num_embeddings is None:
+            return _open_sharding(config, way)
         if isinstance(way, RowWise):
-            bounds = way.bounds or self._equal_ranges(_row_count(config))
+            bounds = way.bounds or self._equal_ranges(row_count_max(config))
             return {"kind": "rows", "bounds": list(bounds)}
         if isinstance(way, ColumnWise):
             bounds = way.bounds or self._equal_ranges(config.embedding_dim)
@@ -165,7 +186,7 @@ class ShardingPlan:
             "ranks": self.rank_count,
             "tables": [
                 {
-                    "row_count": _row_count(config),
+                    "row_count": row_count_max(config),
                     "dim": config.embedding_dim,
                     "sharding": self.sharding(config),
                 }
@@ -180,15 +201,49 @@ class ShardingPlan:
             "rows": rows,
         }
 
+    def index_rank(self, config: EmbeddingBagConfig, number: int) -> int:
+        """Returns the rank that keeps the index of a table of open vocabulary.
+
+        Args:
+            config: The table.
+            number: Of those tables which one it is, from 0: ranks take turns.
+        """
+        way = self.tables[config.name]
+        return way.rank if isinstance(way, TableWise) else number % self.rank_count
+
+    def blocks_of(self, config: EmbeddingBagConfig, rank: int) -> tuple[int, int, int] | None:
+        """Returns what ``rank`` holds of a table whose blocks ranks hold in turn.
+
+        The number of its first block, ranks, and rows of a block; None for other tables.
+
+        Args:
+            config: The table.
+            rank: The rank.
+        """
+        way = self.sharding(config)
+        return (rank, self.rank_count, way["block_rows"]) if way["kind"] == "blocks" else None
+
     def _equal_ranges(self, end: int) -> tuple[int, ...]:
         return tuple(rank * end // self.rank_count for rank in range(self.rank_count + 1))
 
 
-def _row_count(config: EmbeddingBagConfig) -> int:
-    if config.num_embeddings is None:
-        raise InvalidError(
-            f"table {config.name!r} has an open vocabulary; ranks exchange dense ids, so give "
-            "num_embeddings",
+def row_count_max(config: EmbeddingBagConfig) -> int:
+    """Returns the number of rows that a table has, or the most that it may have."""
+    return OPEN_ROWS_MAX if config.num_embeddings is None else config.num_embeddings
+
+
+def _open_sharding(config: EmbeddingBagConfig, way: RowWise | ColumnWise) -> dict[str, Any]:
+    """Returns how a table that grows is divided."""
+    if isinstance(way, ColumnWise):
+        raise UnsupportedError(
+            f"table {config.name!r} has an open vocabulary and is divided by columns; divide it by "
+            "rows, or let one rank hold it: RowWise() or TableWise(rank)",
             {"table": config.name},
         )
-    return config.num_embeddings
+    if way.bounds is not None:
+        raise InvalidError(
+            f"table {config.name!r} has an open vocabulary, so that its rows have no bounds; give "
+            "RowWise()",
+            {"table": config.name},
+        )
+    return {"kind": "blocks", "block_rows": OPEN_BLOCK_ROWS}

@@ -31,7 +31,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import once_differentiable
 
 from tierbed._native import FeaturePlan, NativeStore
-from tierbed.errors import ClosedError
+from tierbed.errors import ClosedError, InvalidError
 from tierbed.ops.collected import CollectedGradients, CollectedTable, LookupGradient
 from tierbed.ops.flat import FlatLayout, bounds_of
 from tierbed.ops.steps import StepGuard
@@ -39,7 +39,16 @@ from tierbed.ops.steps import StepGuard
 if TYPE_CHECKING:
     from tierbed.report.observer import Observer
 
-__all__ = ["Binding", "is_observed", "lookup_op", "minutes_now", "new_hook", "translate", "update"]
+__all__ = [
+    "Binding",
+    "checked_minutes",
+    "is_observed",
+    "lookup_op",
+    "minutes_now",
+    "new_hook",
+    "translate",
+    "update",
+]
 
 # What makes outputs: one call of it is cheaper than naming the dtype to torch.empty.
 _FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -64,6 +73,18 @@ class Readable(Protocol):
         out: Any,
     ) -> None:
         """Pools rows into ``out``."""
+
+
+def checked_minutes(now_mins: int | None) -> int:
+    """Returns minutes since 1970, by default those of now.
+
+    Raises:
+        InvalidError: No number of minutes from 0 to 2^32 - 1.
+    """
+    now = minutes_now() if now_mins is None else now_mins
+    if not 0 <= now < 1 << 32:
+        raise InvalidError("now_mins must be from 0 to 2^32 - 1", {"now_mins": str(now)})
+    return now
 
 
 def minutes_now() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ from tierbed.config.optim import Optimizer, RowWiseAdagrad
 from tierbed.config.tables import BaseEmbeddingConfig, DataType
 from tierbed.config.words import Backend, Durability, OnMismatch, Order, check_word
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
-from tierbed.ops.operators import minutes_now
+from tierbed.ops.operators import checked_minutes
 from tierbed.ops.steps import StepWatch
 from tierbed.placement.files import (
     HeadRows,
@@ -62,6 +62,7 @@ _OF_THE_ENGINE = frozenset(
         "native",
         "note_collection",
         "note_scans",
+        "note_shared_ids",
         "note_unknown_order",
         "optimizers",
         "plan_obstacle",
@@ -115,6 +116,7 @@ class Store(StoreReports):
         self._given: dict[int, Optimizer] = {}
         self._watch = StepWatch()
         self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._shared_ids: set[str] = set()
         self._told_order = False
         self._is_open = True
         self._told_scans = False
@@ -346,16 +348,25 @@ class Store(StoreReports):
             What was taken, by table.
 
         Raises:
-            InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1.
+            InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1, or other ranks
+                hold rows of a table: their collection evicts.
         """
-        now = minutes_now() if now_mins is None else now_mins
-        if not 0 <= now < 1 << 32:
-            raise InvalidError("now_mins must be from 0 to 2^32 - 1", {"now_mins": str(now)})
+        now = checked_minutes(now_mins)
         counts = {}
         for name in self.vocabularies() if table is None else [table]:
+            self._check_own_ids(name)
             ids, waiting = self._native.evict(self.table_id(name), now)
             counts[name] = EvictedIds(id_count=ids, waiting_count=waiting)
         return counts
+
+    def _check_own_ids(self, name: str) -> None:
+        """Refuses to evict ids whose rows other ranks hold too."""
+        if name in self._shared_ids:
+            raise InvalidError(
+                f"other ranks hold rows of table {name!r} too; call evict() of its collection on "
+                "all ranks",
+                {"table": name},
+            )
 
     # ------------------------------------------------------------ order
 
@@ -394,6 +405,14 @@ class Store(StoreReports):
             collection: A collection on this store.
         """
         self._collections.add(collection)
+
+    def note_shared_ids(self, tables: Iterable[str]) -> None:
+        """Remembers tables of open vocabulary whose rows other ranks hold too.
+
+        Args:
+            tables: Their names.
+        """
+        self._shared_ids.update(tables)
 
     def collections(self) -> list[Any]:
         """Returns the collections that live and train on this store."""

@@ -100,6 +100,13 @@ def _of(rows: Collection) -> tuple[RankTables, str]:
             "a checkpoint of torch has rows that train, and a CodedStore's do not; "
             "use save of the collection"
         )
+    for config in own.tables:
+        if config.num_embeddings is None:
+            raise UnsupportedError(
+                f"table {config.name!r} has an open vocabulary, for whose index a checkpoint of "
+                "torch has no place; use save of the collection",
+                {"table": config.name},
+            )
     return own, "embedding_bags" if is_bags else "embeddings"
 
 
