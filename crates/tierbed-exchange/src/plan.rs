@@ -1,14 +1,14 @@
 //! The sharding plan: rows and columns of each table on each rank, and the work it implies.
 //!
 //! All ranks make the same plan from the same description, so that each knows where every other
-//! one writes. A table is held whole by one rank, by ranges or blocks of rows, by ranges of columns,
-//! or by every rank (*mirrors*). What a rank does for one batch falls into groups:
+//! one writes. A table is held whole by one rank, by ranges or blocks of rows, by ranges of
+//! columns, or by every rank (*mirrors*). What a rank does for one batch falls into groups:
 //!
 //! | group | tables | looks up | writes | updates by |
 //! |---|---|---|---|---|
 //! | sums | whole, or columns | all samples | pooled vectors into outputs | all samples |
 //! | mirrors | mirrored | its own samples | its own output | all samples |
-//! | rows | ranges or blocks of rows | its rows of all samples | rows, one per index | the same rows |
+//! | rows | divided by rows | its rows of all samples | rows, one per index | the same rows |
 //!
 //! Rows travel unpooled because sums of parts would not have the bits of the whole sum: the rank
 //! of the sample adds them in index order. With one index per bag that is the same volume.
