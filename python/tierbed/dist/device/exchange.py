@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tierbed.config.optim import Optimizer
 from tierbed.dist.device.batch import PublishedBatches, check_batch
-from tierbed.dist.device.group_rows import GroupRows
+from tierbed.dist.device.group_rows import WORDS_PER_STORE, GroupRows
 from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.pad import Channel, SignalPad
 from tierbed.dist.device.plan import DevicePlan, Group
@@ -83,7 +83,11 @@ class DeviceExchange:
                 heap.alloc((options.indices_max,), torch.float32) if is_weighted else None
             )
             self._pad = SignalPad(heap, options.timeout_s)
-            self._runs, self._run_holders = _runs_of(plan, heap.device)
+            runs, holders = _runs_of(plan)
+            self._runs = torch.tensor(runs, device=heap.device)
+            self._run_holders = torch.tensor(holders, device=heap.device)
+            columns = [plan.output_dim, *itertools.chain.from_iterable(runs)]
+            self._is_aligned = all(column % WORDS_PER_STORE == 0 for column in columns)
         self._dim_max = max(group.dim for groups in plan.groups for group in groups)
         self._lender = Lender(plan.output_dim, torch.float32, self._outputs)
         self._kept: dict[int, _Step] = {}
@@ -170,7 +174,8 @@ class DeviceExchange:
         turn = self._grads_step
         matrices = self._grads.peer_ptrs(turn)[self._run_holders]
         first = step.first_samples[self._rank]
-        put_grads(grad, self._runs, matrices, first, self._dim_max)
+        is_aligned = self._is_aligned and grad.data_ptr() % (4 * WORDS_PER_STORE) == 0
+        put_grads(grad, self._runs, matrices, first, self._dim_max, is_aligned=is_aligned)
         self._pad.signal(Channel.GRADS, turn)
         self._pad.wait(Channel.GRADS, turn)
         width = self._plan.widths[self._rank]
@@ -237,12 +242,12 @@ class _Step:
     places: list[Tensor] | None
 
 
-def _runs_of(plan: DevicePlan, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns ``[runs, 4]`` as ``put_grads`` takes them, and who holds each."""
+def _runs_of(plan: DevicePlan) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+    """Returns runs as ``put_grads`` takes them, and who holds each."""
     runs, holders = [], []
     for rank, groups in enumerate(plan.groups):
         for group in groups:
             for source, target in zip(group.output_columns, group.grad_columns, strict=True):
                 runs.append((source, target, group.dim, plan.widths[rank]))
                 holders.append(rank)
-    return torch.tensor(runs, device=device), torch.tensor(holders, device=device)
+    return runs, holders

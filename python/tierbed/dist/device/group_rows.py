@@ -12,7 +12,7 @@ from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
 from tierbed.dist.kernels.step_rows import StepNumbers, sort_uses, step_rows
 from tierbed.dist.kernels.weight_grads import weight_grads
 
-__all__ = ["GroupRows"]
+__all__ = ["WORDS_PER_STORE", "GroupRows"]
 
 # Numbers that a store of 128 bits writes.
 WORDS_PER_STORE = 4
@@ -84,4 +84,14 @@ class GroupRows:
             eps=float(getattr(optimizer, "eps", 0.0)),
             weight_decay=float(optimizer.weight_decay),
         )
-        step_rows(arena.weights, arena.state, arena.use_counts, uses, grads, numbers)
+        columns = (width, self.group.dim, *self.group.grad_columns)
+        is_aligned = all(column % WORDS_PER_STORE == 0 for column in columns)
+        step_rows(
+            arena.weights,
+            arena.state,
+            arena.use_counts,
+            uses,
+            grads,
+            numbers,
+            is_aligned=is_aligned,
+        )

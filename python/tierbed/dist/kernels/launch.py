@@ -1,6 +1,7 @@
 """Launches of kernels: on the device's stream, or interpreted, one at a time.
 
-Triton's interpreter keeps the running program in globals of its own, so threads take turns.
+Threads take turns. Triton's interpreter keeps the running program in globals of its own; and two
+threads that launch a kernel for the first time would both compile it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from triton.runtime import JITFunction
 
 from tierbed.errors import InvalidError
 
-__all__ = ["check_device", "is_interpreted", "launch"]
+__all__ = ["OPTIONS", "check_device", "is_interpreted", "launch", "tile"]
 
 _TURNS = threading.Lock()
+# Products are rounded before they are added: no fused multiply-add. Subnormal numbers stay what
+# they are in quotients and roots, whatever Triton's library does by default.
+OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 
 def is_interpreted(kernel: Any) -> bool:
@@ -27,11 +31,22 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     """Launches ``programs`` programs on the current stream; none when there is nothing to do."""
     if programs == 0:
         return
-    if is_interpreted(kernel):
-        with _TURNS:
-            kernel[(programs,)](*arguments, **constants)
-    else:
+    with _TURNS:
         kernel[(programs,)](*arguments, **constants)
+
+
+def tile(width: int, items_max: int, values_max: int) -> tuple[int, int]:
+    """Returns how many items a program takes together, and by how many warps.
+
+    Registers are few: a thread holds at most ``values_max`` numbers of the items.
+
+    Args:
+        width: Numbers of an item, a power of two.
+        items_max: Most items.
+        values_max: Most numbers of a thread.
+    """
+    warps = 2 if width <= 128 else 4 if width <= 512 else 8
+    return max(1, min(items_max, values_max * 32 * warps // width)), warps
 
 
 def check_device(device: torch.device, kernel: Any) -> None:

@@ -16,19 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tierbed.dist.kernels.launch import launch
+from tierbed.dist.kernels.launch import OPTIONS, launch, tile
 from tierbed.errors import InvalidError
 
-__all__ = ["OPTIONS", "pool_to_ranks", "pool_to_ranks_kernel"]
+__all__ = ["pool_tile", "pool_to_ranks", "pool_to_ranks_kernel"]
 
-# Bags of a program, and threads for them: 8 bags of 64 f32 are 4 KiB in the registers of a warp's
-# neighbours; more bags lengthen the loop to the longest of them.
-BAGS_PER_PROGRAM = 8
-# Products must be rounded before they are added: no fused multiply-add.
-OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
+# Most bags of a program: more of them lengthen the loop to the longest one.
+BAGS_MAX = 8
 
 
-@triton.jit
+def pool_tile(dim: int) -> tuple[int, int]:
+    """Returns bags of a program, and warps for them."""
+    return tile(triton.next_power_of_2(dim), BAGS_MAX, 16)
+
+
+# Numbers that differ from batch to batch make no kernel of their own.
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["outputs"])
 def pool_to_ranks_kernel(
     rows,
     first_rows,
@@ -126,7 +129,8 @@ def pool_to_ranks(
     indices, offsets, weights = bags
     feature_count = first_rows.numel()
     batch = (offsets.numel() - 1) // feature_count
-    programs = feature_count * triton.cdiv(batch, BAGS_PER_PROGRAM)
+    bags_per_program, warps = pool_tile(dim)
+    programs = feature_count * triton.cdiv(batch, bags_per_program)
     launch(
         pool_to_ranks_kernel,
         programs,
@@ -144,8 +148,9 @@ def pool_to_ranks(
         width=triton.next_power_of_2(dim),
         is_aligned=is_aligned,
         rank_count=outputs.numel(),
-        bags_per_program=BAGS_PER_PROGRAM,
+        bags_per_program=bags_per_program,
         is_weighted=weights is not None,
         is_mean=is_mean,
+        num_warps=warps,
         **OPTIONS,
     )

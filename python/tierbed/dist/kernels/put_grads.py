@@ -12,14 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tierbed.dist.kernels.launch import launch
+from tierbed.dist.kernels.launch import launch, tile
+from tierbed.errors import InvalidError
 
-__all__ = ["put_grads", "put_grads_kernel"]
+__all__ = ["put_grads", "put_grads_kernel", "put_tile"]
 
-SAMPLES_PER_PROGRAM = 16
+# Most samples of a program.
+SAMPLES_MAX = 16
 
 
-@triton.jit
+def put_tile(width: int) -> tuple[int, int]:
+    """Returns samples of a program, and warps for them."""
+    return tile(triton.next_power_of_2(width), SAMPLES_MAX, 16)
+
+
+@triton.jit(
+    do_not_specialize=["samples", "first_sample"], do_not_specialize_on_alignment=["matrices"]
+)
 def put_grads_kernel(
     grad,
     stride,
@@ -28,6 +37,7 @@ def put_grads_kernel(
     first_sample,
     samples,
     width: tl.constexpr,
+    is_aligned: tl.constexpr,
     samples_per_program: tl.constexpr,
 ):
     """Puts one run of ``samples_per_program`` samples; see :func:`put_grads`."""
@@ -41,15 +51,30 @@ def put_grads_kernel(
     dim = tl.load(runs + run * 4 + 2)
     to_stride = tl.load(runs + run * 4 + 3)
     is_there = (sample < samples)[:, None] & (column < dim)[None, :]
+    if is_aligned:
+        is_there = tl.max_constancy(is_there, (1, 4))
     row = sample.to(tl.int64)
-    at = row[:, None] * stride + from_column + column[None, :]
-    values = tl.load(grad + at, mask=is_there)
+    source = grad + row[:, None] * stride + from_column + column[None, :]
+    if is_aligned:
+        # The compiler cannot see that columns from memory are multiples of 4.
+        source = tl.max_contiguous(tl.multiple_of(source, (1, 16)), (1, width))
+    values = tl.load(source, mask=is_there)
     matrix = tl.load(matrices + run).to(tl.pointer_type(tl.float32))
-    to = (first_sample + row)[:, None] * to_stride + to_column + column[None, :]
-    tl.store(matrix + to, values, mask=is_there)
+    place = matrix + (first_sample + row)[:, None] * to_stride + to_column + column[None, :]
+    if is_aligned:
+        place = tl.max_contiguous(tl.multiple_of(place, (1, 16)), (1, width))
+    tl.store(place, values, mask=is_there)
 
 
-def put_grads(grad: Tensor, runs: Tensor, matrices: Tensor, first_sample: int, width: int) -> None:
+def put_grads(
+    grad: Tensor,
+    runs: Tensor,
+    matrices: Tensor,
+    first_sample: int,
+    width: int,
+    *,
+    is_aligned: bool = False,
+) -> None:
     """Puts a rank's gradients into the matrices of all holders.
 
     Args:
@@ -59,11 +84,19 @@ def put_grads(grad: Tensor, runs: Tensor, matrices: Tensor, first_sample: int, w
         matrices: ``[runs]`` i64, address of each run's matrix.
         first_sample: Where this rank's samples begin in a matrix.
         width: Most columns of a run.
+        is_aligned: Whether all of ``runs`` and ``stride`` are multiples of 4: loads and stores have
+            128 bits then.
+
+    Raises:
+        InvalidError: ``is_aligned`` is said of a stride that is not.
     """
     samples, stride = grad.shape
+    if is_aligned and stride % 4:
+        raise InvalidError(f"stride {stride} is no multiple of 4")
+    samples_per_program, warps = put_tile(width)
     launch(
         put_grads_kernel,
-        runs.shape[0] * triton.cdiv(samples, SAMPLES_PER_PROGRAM),
+        runs.shape[0] * triton.cdiv(samples, samples_per_program),
         grad,
         stride,
         runs,
@@ -71,6 +104,7 @@ def put_grads(grad: Tensor, runs: Tensor, matrices: Tensor, first_sample: int, w
         first_sample,
         samples,
         width=triton.next_power_of_2(width),
-        samples_per_program=SAMPLES_PER_PROGRAM,
-        num_warps=2,
+        is_aligned=is_aligned,
+        samples_per_program=samples_per_program,
+        num_warps=warps,
     )

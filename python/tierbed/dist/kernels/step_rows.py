@@ -17,16 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tierbed.dist.kernels.launch import launch
+from tierbed.dist.kernels.launch import OPTIONS, launch, tile
+from tierbed.errors import InvalidError
 
 __all__ = [
     "KINDS",
-    "OPTIONS",
     "StepNumbers",
     "Uses",
+    "product_tile",
     "sort_uses",
     "step_rows",
     "step_rows_kernel",
+    "step_tile",
     "sum_products",
 ]
 
@@ -34,9 +36,22 @@ __all__ = [
 KINDS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 2}
 # Lanes of the fixed order in which squares are added (`Kernels::dot`).
 LANES = tl.constexpr(16)
-ROWS_PER_PROGRAM = 4
-# Products must be rounded before they are added: no fused multiply-add.
-OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
+# Most rows of a program.
+ROWS_MAX = 4
+
+
+def step_tile(dim: int) -> tuple[int, int]:
+    """Returns rows of a program, and warps for them: gradient, row and state are held together."""
+    return product_tile(dim, ROWS_MAX)
+
+
+def product_tile(dim: int, items_max: int) -> tuple[int, int]:
+    """As :func:`~tierbed.dist.kernels.launch.tile`, for a kernel that sums products of its items.
+
+    The parts of a wide sum take as many registers again.
+    """
+    width = max(LANES.value, triton.next_power_of_2(dim))
+    return tile(width, items_max, 8 if width <= 128 else 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +123,7 @@ def sum_products(left, right, dim: tl.constexpr, width: tl.constexpr, row_count:
     return tl.sum(lanes, axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_total"])
 def step_rows_kernel(
     weights,
     state,
@@ -126,6 +141,7 @@ def step_rows_kernel(
     dim: tl.constexpr,
     width: tl.constexpr,
     kind: tl.constexpr,
+    is_aligned: tl.constexpr,
     is_weighted: tl.constexpr,
     is_mean: tl.constexpr,
     has_decay: tl.constexpr,
@@ -143,7 +159,11 @@ def step_rows_kernel(
         is_use = start + at < end
         place = tl.load(grads_at + start + at, mask=is_use, other=0)
         is_there = is_use[:, None] & is_column
-        values = tl.load(grads + place[:, None] + column[None, :], mask=is_there, other=0.0)
+        source = grads + place[:, None] + column[None, :]
+        if is_aligned:
+            # The compiler cannot see that places from memory are multiples of 4.
+            source = tl.max_contiguous(tl.multiple_of(source, (1, 16)), (1, width))
+        values = tl.load(source, mask=is_there, other=0.0)
         if is_weighted:
             values = tl.load(scales + start + at, mask=is_use, other=0.0)[:, None] * values
         if is_mean:
@@ -182,6 +202,8 @@ def step_rows(
     uses: Uses,
     grads: Tensor,
     numbers: StepNumbers,
+    *,
+    is_aligned: bool = False,
 ) -> None:
     """Applies one optimizer step to every used row.
 
@@ -192,11 +214,19 @@ def step_rows(
         uses: Which rows, and where their gradients are.
         grads: f32, the matrix that ``uses.grads_at`` counts in.
         numbers: The optimizer.
+        is_aligned: Whether ``dim`` and all of ``uses.grads_at`` are multiples of 4: loads of
+            gradients have 128 bits then.
+
+    Raises:
+        InvalidError: ``is_aligned`` is said of a dim that is not.
     """
     dim, row_total = weights.shape[1], uses.rows.numel()
+    if is_aligned and dim % 4:
+        raise InvalidError(f"dim {dim} is no multiple of 4")
+    rows_per_program, warps = step_tile(dim)
     launch(
         step_rows_kernel,
-        triton.cdiv(row_total, ROWS_PER_PROGRAM),
+        triton.cdiv(row_total, rows_per_program),
         weights,
         weights if state.numel() == 0 else state,
         use_counts,
@@ -213,9 +243,11 @@ def step_rows(
         dim=dim,
         width=max(16, triton.next_power_of_2(dim)),
         kind=KINDS[numbers.kind],
+        is_aligned=is_aligned,
         is_weighted=uses.scales is not None,
         is_mean=uses.counts is not None,
         has_decay=numbers.weight_decay != 0.0,
-        rows_per_program=ROWS_PER_PROGRAM,
+        rows_per_program=rows_per_program,
+        num_warps=warps,
         **OPTIONS,
     )

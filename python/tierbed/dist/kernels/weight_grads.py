@@ -11,15 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tierbed.dist.kernels.launch import launch
-from tierbed.dist.kernels.step_rows import OPTIONS, sum_products
+from tierbed.dist.kernels.launch import OPTIONS, launch
+from tierbed.dist.kernels.step_rows import product_tile, sum_products
 
-__all__ = ["weight_grads", "weight_grads_kernel"]
+__all__ = ["uses_tile", "weight_grads", "weight_grads_kernel"]
 
-USES_PER_PROGRAM = 8
+# Most uses of a program.
+USES_MAX = 8
 
 
-@triton.jit
+def uses_tile(dim: int) -> tuple[int, int]:
+    """Returns uses of a program, and warps for them: row and gradient are held together."""
+    return product_tile(dim, USES_MAX)
+
+
+@triton.jit(do_not_specialize=["use_total"])
 def weight_grads_kernel(
     weights,
     rows,
@@ -68,9 +74,10 @@ def weight_grads(
         places: ``[E]`` i64, the address to write to, or 0 for none.
     """
     dim, use_total = weights.shape[1], rows.numel()
+    uses_per_program, warps = uses_tile(dim)
     launch(
         weight_grads_kernel,
-        triton.cdiv(use_total, USES_PER_PROGRAM),
+        triton.cdiv(use_total, uses_per_program),
         weights,
         rows,
         grads_at,
@@ -81,6 +88,7 @@ def weight_grads(
         dim=dim,
         width=max(16, triton.next_power_of_2(dim)),
         is_mean=counts is not None,
-        uses_per_program=USES_PER_PROGRAM,
+        uses_per_program=uses_per_program,
+        num_warps=warps,
         **OPTIONS,
     )
