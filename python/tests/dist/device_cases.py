@@ -6,6 +6,7 @@ python device_cases.py CASE cuda
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from tierbed import dist as tbd
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.torch_heap import TorchHeap, symmetric_memory
 from tierbed.dist.kernels import pool_to_ranks, step_rows
+from tierbed.dist.lending import Lender
 
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 # Optimizers, and on how many ranks.
@@ -153,8 +155,27 @@ def stand_in() -> None:
 
     run_device_ranks(3, work)
     assert [module.backend for module in made] == ["CUDA"] * 3
-    # Closing lets go of every mapping.
+    # Every mapping goes when nothing of it is held any more; what pytest caught is collected.
+    gc.collect()
     assert all(module.freed >= 6 for module in made), [module.freed for module in made]
+    made.clear()
+
+    def work_with_outputs(rank: Any) -> None:
+        module = StandIn(rank)
+        heap = TorchHeap(rank, None, DEVICE, module)
+        outputs = heap.alloc((4, 2), torch.float32)
+        lender = Lender(2, torch.float32, outputs)
+        (out,) = lender.lend(outputs.local(0).data_ptr(), [(0, 4)], DEVICE)
+        del outputs, lender
+        heap.close()
+        gc.collect()
+        assert module.freed == 0, "memory that an output lies in is unmapped"
+        assert bool((out == 0).all())
+        del out
+        gc.collect()
+        assert module.freed == 1
+
+    run_device_ranks(1, work_with_outputs)
 
     def work_elsewhere(rank: Any) -> None:
         heap = TorchHeap(rank, None, DEVICE, StandIn(rank, shift=1))
@@ -347,7 +368,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if DEVICE.type == "cpu":
         # A program is what takes the interpreter's time.
-        pool_to_ranks.BAGS_PER_PROGRAM = 32
-        step_rows.ROWS_PER_PROGRAM = 32
+        pool_to_ranks.BAGS_MAX = 32
+        step_rows.ROWS_MAX = 32
     for case in sys.argv[1].split(","):
         globals()[case]()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from tierbed.errors import ClosedError, InvalidError
 
-__all__ = ["BUFFERS", "LINE_BYTES", "DeviceHeap", "SymmetricTensor"]
+__all__ = ["BUFFERS", "LINE_BYTES", "DeviceHeap", "Region", "SymmetricTensor"]
 
 # Buffers of a tensor, taken in turn.
 BUFFERS = 2
@@ -48,12 +49,16 @@ class SymmetricTensor:
         rank: This rank.
         buffers: ``[BUFFERS, *shape]`` of each rank, as this rank reads and writes it.
         addresses: ``[BUFFERS, ranks]`` i64 on the device: where this rank's kernels write them.
+        owner: What keeps the memory: outputs that are lent outlive the heap.
     """
 
-    def __init__(self, rank: int, buffers: Sequence[Tensor], addresses: Tensor) -> None:
+    def __init__(
+        self, rank: int, buffers: Sequence[Tensor], addresses: Tensor, owner: object = None
+    ) -> None:
         self._rank = rank
         self._buffers = list(buffers)
         self._addresses = addresses
+        self._owner = owner
 
     def local(self, turn: int) -> Tensor:
         """Returns this rank's buffer of ``turn``, which counts on and on."""
@@ -66,6 +71,19 @@ class SymmetricTensor:
     def peer_ptrs(self, turn: int) -> Tensor:
         """Returns ``[ranks]`` i64 on the device: where the buffers of all ranks begin."""
         return self._addresses[turn % BUFFERS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """Memory of all ranks, as one of them reads and writes it.
+
+    Args:
+        buffers: Of each rank, ``[count]``; their addresses are those of this rank's device.
+        owner: What keeps the memory, where the buffers themselves do not.
+    """
+
+    buffers: list[Tensor]
+    owner: object = None
 
 
 class DeviceHeap(abc.ABC):
@@ -83,6 +101,10 @@ class DeviceHeap(abc.ABC):
         self._hosts = hosts
         self._rank = hosts.rank
         self._count = hosts.count
+        # "cuda" is the current device, and not equal to "cuda:0".
+        index: int | None = device.index
+        if device.type == "cuda" and index is None and torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._is_closed = False
 
@@ -126,19 +148,20 @@ class DeviceHeap(abc.ABC):
         numel = torch.Size(shape).numel()
         words = LINE_BYTES // dtype.itemsize
         count = -(-max(1, numel) // words) * words
-        buffers, begins = self._alloc(BUFFERS * count, dtype)
+        region = self._alloc(BUFFERS * count, dtype)
         # Nobody writes before everybody has zeros.
         self.quiet()
         self.gather(None)
         turns = torch.arange(BUFFERS).view(-1, 1) * (count * dtype.itemsize)
-        addresses = turns + torch.tensor(begins, dtype=torch.int64).view(1, -1)
+        begins = torch.tensor([buffer.data_ptr() for buffer in region.buffers])
+        addresses = turns + begins.view(1, -1)
         rest = torch.empty(shape, device="meta").stride()
-        shaped = [flat.as_strided((BUFFERS, *shape), (count, *rest)) for flat in buffers]
-        return SymmetricTensor(self._rank, shaped, addresses.to(self._device))
+        shaped = [flat.as_strided((BUFFERS, *shape), (count, *rest)) for flat in region.buffers]
+        return SymmetricTensor(self._rank, shaped, addresses.to(self._device), region.owner)
 
     @abc.abstractmethod
-    def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
-        """Returns ``[count]`` zeros of each rank, and their addresses for this rank's device."""
+    def _alloc(self, count: int, dtype: torch.dtype) -> Region:
+        """Returns ``[count]`` zeros of each rank."""
 
     def gather(self, value: object) -> list[Any]:
         """Returns the values of all ranks, by way of the hosts; all call this together."""

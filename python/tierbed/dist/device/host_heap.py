@@ -12,13 +12,14 @@ from __future__ import annotations
 import mmap
 import secrets
 import sys
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tierbed._native import NativeHeap
-from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap, Hosts
+from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap, Hosts, Region
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["HostHeap"]
@@ -54,9 +55,11 @@ class HostHeap(DeviceHeap):
                 )
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         self._runtime = runtime
-        self._registered: list[int] = []
+        self._registered: list[Tensor] = []
+        # A heap that nobody closes must not leave memory registered that is mapped no more.
+        self._forget = weakref.finalize(self, _unregister, runtime, self._registered)
 
-    def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
+    def _alloc(self, count: int, dtype: torch.dtype) -> Region:
         region_bytes = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         # The file begins with a page of its own.
         made, token = None, 0
@@ -77,7 +80,7 @@ class HostHeap(DeviceHeap):
             whole[mmap.PAGESIZE + rank * region_bytes :][: count * dtype.itemsize].view(dtype)
             for rank in range(self._count)
         ]
-        return buffers, [buffer.data_ptr() for buffer in buffers]
+        return Region(buffers=buffers)
 
     def _map(self, path: str, token: int) -> Tensor:
         """Maps the file, ``[bytes]``, for this process and its device."""
@@ -99,10 +102,13 @@ class HostHeap(DeviceHeap):
                     f"CUDA cannot register {whole.nbytes} bytes of shared memory (error {status}); "
                     "make samples_max and indices_max smaller"
                 )
-            self._registered.append(whole.data_ptr())
+            self._registered.append(whole)
         return whole
 
     def _release(self) -> None:
-        for address in self._registered:
-            self._runtime.cudaHostUnregister(address)
-        self._registered.clear()
+        self._forget()
+
+
+def _unregister(runtime: Any, registered: list[Tensor]) -> None:
+    while registered:
+        runtime.cudaHostUnregister(registered.pop().data_ptr())

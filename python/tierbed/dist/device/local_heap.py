@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap
+from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap, Region
 
 __all__ = ["LocalHeap"]
 
@@ -21,14 +20,13 @@ class LocalHeap(DeviceHeap):
     # Ranks share a stream.
     cuda_spins = 1
 
-    def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
+    def _alloc(self, count: int, dtype: torch.dtype) -> Region:
         # A CPU's tensors begin with half a line.
         spare = LINE_BYTES // dtype.itemsize
         whole = torch.zeros(count + spare, dtype=dtype, device=self._device)
         skipped = -whole.data_ptr() % LINE_BYTES // dtype.itemsize
         own = whole[skipped : skipped + count]
-        buffers = self._hosts.gather(own)
-        return buffers, [buffer.data_ptr() for buffer in buffers]
+        return Region(buffers=self._hosts.gather(own))
 
     def _release(self) -> None:
         # Tensors go with the last reference to them.

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from tierbed.dist.device.heap import DeviceHeap, Hosts
+from tierbed.dist.device.heap import DeviceHeap, Hosts, Region
 from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["TorchHeap", "symmetric_memory"]
@@ -23,6 +22,8 @@ __all__ = ["TorchHeap", "symmetric_memory"]
 # NVSHMEM's allocations make collective calls when they are freed, from Python's collector
 # (pytorch #195500); those of this backend do not.
 BACKEND = "CUDA"
+# Before this version, groups are made known to it first, and handles have no such tensors.
+OLDEST = (2, 11)
 
 
 def symmetric_memory() -> Any:
@@ -68,26 +69,36 @@ class TorchHeap(DeviceHeap):
                 "memory of the host: ProcessRank(device_heap='pinned')"
             )
         super().__init__(hosts, device)
+        if module is None and _version() < OLDEST:
+            raise UnsupportedError(
+                f"torch {torch.__version__} has another symmetric memory than 2.11; install torch "
+                "2.11, or keep regions in pinned memory: ProcessRank(device_heap='pinned')"
+            )
         self._group = group
         self._module = symmetric_memory() if module is None else module
         if self._module.get_backend(device) != BACKEND:
             self._module.set_backend(BACKEND)
-        # A handle keeps the mappings of peers' memory.
-        self._handles: list[Any] = []
 
-    def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
+    def _alloc(self, count: int, dtype: torch.dtype) -> Region:
         own = self._module.empty(count, dtype=dtype, device=self._device)
         group = dist.group.WORLD if self._group is None else self._group
         handle = self._module.rendezvous(own, group)
         own.zero_()
-        self._handles.append((handle, own))
         buffers = [handle.get_remote_tensor(rank, (count,), dtype) for rank in range(self._count)]
         if buffers[self._rank].data_ptr() != own.data_ptr():
             raise UnsupportedError(
                 f"torch {torch.__version__} places symmetric memory otherwise than 2.11; install "
                 "that, or keep regions in pinned memory: ProcessRank(device_heap='pinned')"
             )
-        return buffers, [buffer.data_ptr() for buffer in buffers]
+        # Tensors of peers' memory own nothing: the handle keeps the mappings. An output that is
+        # lent keeps it too, as memory that is unmapped under a kernel ends the process.
+        return Region(buffers=buffers, owner=(handle, own))
 
     def _release(self) -> None:
-        self._handles.clear()
+        # The memory goes with the last reference to what owns it.
+        return
+
+
+def _version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
