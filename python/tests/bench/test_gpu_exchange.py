@@ -27,9 +27,13 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_dry_run_takes_every_path_and_tells_no_times(tmp_path: Path) -> None:
-    found = run("--dry-run", "--json", str(tmp_path / "gpu.json"))
+    lines = tmp_path / "gpu.jsonl"
+    found = run("--dry-run", "--json", str(tmp_path / "gpu.json"), "--lines", str(lines))
     assert found.returncode == 0, found.stderr[-4000:]
     result = json.loads((tmp_path / "gpu.json").read_text())
+    told = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert told[0]["part"] == "machine"
+    assert told[1:] == result["rows"], "each result is told when it is there"
     assert result["is_dry"]
     assert result["skipped"] == []
     rows: list[dict[str, Any]] = result["rows"]

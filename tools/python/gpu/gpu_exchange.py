@@ -147,19 +147,18 @@ def measure(case: Case, kernels: Any, copy: float | None) -> dict[str, Any]:
 
 def sweep(case: Case, kernels: Any, deadline: float) -> list[dict[str, Any]]:
     """Measures other tiles of the kernel, and puts back its own."""
-    own = (kernels.pool.BAGS_PER_PROGRAM, kernels.pool.OPTIONS)
+    own = kernels.pool.pool_tile
     outputs = [torch.empty(count, RANKS * case.width, device=DEVICE) for count in case.counts]
     rows = []
     for bags, warps in [(4, 1), (4, 2), (8, 2), (8, 4), (16, 4), (16, 8)]:
         if time.perf_counter() > deadline:
             break
-        kernels.pool.BAGS_PER_PROGRAM = bags
-        kernels.pool.OPTIONS = {**own[1], "num_warps": warps}
+        kernels.pool.pool_tile = lambda _dim, tile=(bags, warps): tile
         ms = timed(lambda: case.pool(kernels, outputs), repeats=7)
         rows.append(
             {"part": "tile", "load": case.load.name, "bags": bags, "warps": warps, "ms": ms}
         )
-    kernels.pool.BAGS_PER_PROGRAM, kernels.pool.OPTIONS = own
+    kernels.pool.pool_tile = own
     return rows
 
 
@@ -201,11 +200,28 @@ def over_pcie(case: Case, kernels: Any) -> dict[str, Any]:
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Prints one line per row."""
-    for row in rows:
-        parts = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("  ".join(parts), flush=True)
+class Told:
+    """Results, told as they come: a run that is cut off has told what it measured.
+
+    Args:
+        lines: A file for a JSON object per line, or None.
+    """
+
+    def __init__(self, lines: Path | None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._lines = lines
+        if lines is not None:
+            lines.write_text("")
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Prints one line per row, and writes it."""
+        self.rows += rows
+        for row in rows:
+            parts = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+            print("  ".join(parts), flush=True)
+            if self._lines is not None:
+                with self._lines.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
 
 
 def machine() -> dict[str, Any]:
@@ -221,6 +237,7 @@ def main() -> int:
     """Measures, prints and writes; returns 1 when something was not equal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--lines", type=Path, help="write each result there at once, a line each")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: all paths, no times")
     parser.add_argument("--seconds", type=float, default=420.0, help="begin nothing after these")
     options = parser.parse_args()
@@ -229,24 +246,28 @@ def main() -> int:
         return 2
     deadline = time.perf_counter() + options.seconds
     kernels = load_kernels()
-    rows = check(kernels) + check_backward(kernels)
+    told = Told(options.lines)
+    told.add({"part": "machine", **machine()})
+    told.add(*check(kernels))
+    told.add(*check_backward(kernels))
     copy = copy_bandwidth()
-    rows.append({"part": "copy", "bytes_per_s": copy})
+    told.add({"part": "copy", "bytes_per_s": copy})
     skipped = []
     for load in TINY if IS_DRY else FULL:
         if time.perf_counter() > deadline:
             skipped.append(load.name)
             continue
         case = Case(load)
-        rows.append(measure(case, kernels, copy))
-        rows.append(over_pcie(case, kernels))
+        told.add(measure(case, kernels, copy))
+        told.add(over_pcie(case, kernels))
         if load.name == "weak":
-            rows += sweep(case, kernels, deadline)
-        rows.append(measure_put(case, kernels))
-        rows.append(measure_step(case, kernels, copy))
+            told.add(*sweep(case, kernels, deadline))
+        told.add(measure_put(case, kernels))
+        told.add(measure_step(case, kernels, copy))
         del case
-    rows += run_cases(IS_DRY, deadline)
-    show(rows)
+    for row in run_cases(IS_DRY, deadline):
+        told.add(row)
+    rows = told.rows[1:]
     result = {"machine": machine(), "is_dry": IS_DRY, "skipped": skipped, "rows": rows}
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
