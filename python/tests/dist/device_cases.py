@@ -265,6 +265,26 @@ def checkpoints() -> None:
                 assert store.steps_done("c") == 4
 
 
+def default_plan() -> None:
+    """A table of nearly all bytes is not divided where it cannot be."""
+    large = [tb.EmbeddingBagConfig(4096, 8, "large"), tb.EmbeddingBagConfig(9, 8, "small")]
+    assert tbd.ShardingPlan.balanced(large, 2).tables["large"] == tbd.RowWise()
+
+    def work(rank: Any) -> None:
+        with tbd.ShardedEmbeddingBagCollection(
+            large,
+            store=tbd.DeviceStore(DEVICE),
+            ranks=rank,
+            exchange=tbd.ExchangeOptions(samples_max=16, indices_max=64),
+        ) as rows:
+            assert rows.plan.tables["large"] == tbd.TableWise(0)
+            ids = torch.tensor([rank.rank, 7])
+            batch = tb.KeyedJaggedTensor(["large", "small"], ids, lengths=torch.ones(2).long())
+            rows(batch).values().sum().backward()
+
+    run_device_ranks(2, work)
+
+
 def refusals() -> None:
     one = tbd.ShardingPlan(1, WAYS["table-wise"](1))
 

@@ -39,7 +39,9 @@ def check(*cases: subprocess.Popen[str]) -> None:
             case.wait()
 
 
-@pytest.mark.parametrize("cases", ["heaps,stand_in,refusals", "training", "checkpoints"])
+@pytest.mark.parametrize(
+    "cases", ["heaps,stand_in,default_plan,refusals", "training", "checkpoints"]
+)
 def test_interpreted(cases: str) -> None:
     check(start(cases, "cpu", TRITON_INTERPRET="1"))
 
@@ -61,7 +63,7 @@ def test_without_a_gpu_the_remedy_is_told() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("case", ["heaps", "training", "checkpoints", "refusals"])
+@pytest.mark.parametrize("case", ["heaps", "training", "checkpoints", "default_plan", "refusals"])
 def test_on_a_gpu(case: str) -> None:
     check(start(case, "cuda"))
 

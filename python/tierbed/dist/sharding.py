@@ -101,6 +101,7 @@ class ShardingPlan:
         rank_count: int,
         *,
         ids_per_sample: Mapping[str, float] | None = None,
+        divides_rows: bool = True,
     ) -> ShardingPlan:
         """Plans so that ranks hold about as many bytes and look up about as many rows.
 
@@ -113,6 +114,8 @@ class ShardingPlan:
             rank_count: Ranks.
             ids_per_sample: Mean ids per sample of each table, all its features together; by
                 default one per feature.
+            divides_rows: Whether tables may be divided by rows; a
+                :class:`tierbed.dist.DeviceStore` holds them whole.
         """
         ids = {c.name: float(len(c.feature_names)) for c in tables} | dict(ids_per_sample or {})
         of_any_size = [c for c in tables if c.num_embeddings is None]
@@ -129,7 +132,8 @@ class ShardingPlan:
         chosen |= {c.name: RowWise() if rank_count > 1 else TableWise(0) for c in of_any_size}
         whole = []
         for config in shared:
-            if rank_count > 1 and table_bytes[config.name] > SPLIT_SHARE * fair_bytes * rank_count:
+            is_large = table_bytes[config.name] > SPLIT_SHARE * fair_bytes * rank_count
+            if divides_rows and rank_count > 1 and is_large:
                 chosen[config.name] = RowWise()
             else:
                 whole.append(config.name)
