@@ -137,13 +137,6 @@ def test_rows_that_were_trained_are_loaded_into_a_new_store(tmp_path: Path) -> N
         assert torch.equal(emb(bags(1, 2)).values(), expected)
 
 
-def test_an_open_table_has_a_number_of_rows_among_ranks() -> None:
-    (rank,) = tbd.local_ranks(1)
-    with refused(tb.InvalidError, "ranks exchange dense ids, so give num_embeddings"):
-        sharded(rank, tables=[table(rows=None)])
-    assert looked_up(rank, 1) == (1, 8)
-
-
 def test_ranks_start_again_after_one_failed() -> None:
     def failing(rank: tbd.LocalRank) -> Any:
         if rank.rank == 1:
