@@ -189,7 +189,7 @@ class IndexMessages:
             iter(torch.split(of_rank, counts))
             for of_rank, counts in zip(ids, told[:, _WORDS:].tolist(), strict=True)
         ]
-        heads: list[Tensor] = []
+        indexed: list[str] = []
         rows: list[list[Tensor]] = [[] for _ in ids]
         for table in self._tables:
             of_table = [[next(part) for part in parts] for _ in table.features]
@@ -198,24 +198,27 @@ class IndexMessages:
             # As in one process: feature by feature, samples of rank 0 first.
             found = torch.cat([one for of_feature in of_table for one in of_feature])
             lengths = [one.numel() for of_feature in of_table for one in of_feature]
-            heads.append(self._look_up(table, found, trains=trains))
+            assert table.table is not None, "the rank of the index has the table"
+            self._native.translate_ids(table.table, found, minutes_now() if trains else None)
+            indexed.append(table.config.name)
             for at, of_rank in enumerate(torch.split(found, lengths)):
                 rows[at % len(ids)].append(of_rank)
-        return [torch.cat([torch.empty(0, dtype=torch.int64), *heads, *one]) for one in rows]
+        head = self._rows_given(indexed)
+        return [torch.cat([head, *one]) for one in rows]
 
-    def _look_up(self, table: OpenTable, ids: Tensor, *, trains: bool) -> Tensor:
-        """Replaces ids by their rows; returns the number of rows ever given, ``[1]`` i64."""
-        assert table.table is not None, "the rank of the index has the table"
-        self._native.translate_ids(table.table, ids, minutes_now() if trains else None)
-        states = self._native.vocabularies()["tables"]
-        given = next(one["next_row"] for one in states if one["table"] == table.config.name)
-        if given > OPEN_ROWS_MAX:
-            raise UnsupportedError(
-                f"table {table.config.name!r} has {given} rows, more than the "
-                f"{OPEN_ROWS_MAX} that a table of open vocabulary has over ranks",
-                {"table": table.config.name},
-            )
-        return torch.tensor([given])
+    def _rows_given(self, tables: Sequence[str]) -> Tensor:
+        """Returns how many rows each of ``tables`` ever gave, ``[tables]`` i64."""
+        if not tables:
+            return torch.empty(0, dtype=torch.int64)
+        given = {one["table"]: one["next_row"] for one in self._native.vocabularies()["tables"]}
+        for table in tables:
+            if given[table] > OPEN_ROWS_MAX:
+                raise UnsupportedError(
+                    f"table {table!r} has {given[table]} rows, more than the {OPEN_ROWS_MAX} that "
+                    "a table of open vocabulary has over ranks",
+                    {"table": table},
+                )
+        return torch.tensor([given[table] for table in tables])
 
     def swap_rows(self, asked: Asked, told: Tensor, answers: list[Tensor]) -> list[Tensor]:
         """Returns, by table, the rows ``[N]`` i64 of the ids that were asked for."""
@@ -248,7 +251,7 @@ class IndexMessages:
         """Lets the table have ``row_count`` rows, where this rank holds some of them."""
         if table.index is None or table.index_rank == self._ranks.rank:
             return
-        if row_count > self._rooms.get(table.config.name, 0):
+        if row_count > self._rooms[table.config.name]:
             table.index.grow(row_count)
             schema = self._native.schema()["tables"]
             room = next(one["row_count"] for one in schema if one["name"] == table.config.name)
