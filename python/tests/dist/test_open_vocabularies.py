@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_ranks import run_ranks
+from test_ranks import join, run_ranks
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -63,19 +63,6 @@ def draw(seed: int, samples: int, is_weighted: bool = False) -> tb.KeyedJaggedTe
     ids = torch.cat(values)
     weights = torch.rand(ids.numel(), generator=generator) if is_weighted else None
     return tb.KeyedJaggedTensor(FEATURES, ids, weights, lengths=lengths.view(-1), stride=samples)
-
-
-def join(batches: list[tb.KeyedJaggedTensor]) -> tb.KeyedJaggedTensor:
-    parts: dict[str, tb.JaggedTensor] = {}
-    for name in FEATURES:
-        found = [batch[name] for batch in batches]
-        weights = [one.weights_or_none() for one in found]
-        parts[name] = tb.JaggedTensor(
-            torch.cat([one.values() for one in found]),
-            lengths=torch.cat([one.lengths() for one in found]),
-            weights=None if weights[0] is None else torch.cat(weights),
-        )
-    return tb.KeyedJaggedTensor.from_jt_dict(parts)
 
 
 def batches_of(count: int, steps: int = STEPS, is_weighted: bool = False) -> list[list[Any]]:

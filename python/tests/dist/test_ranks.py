@@ -73,7 +73,7 @@ def draw(seed: int, samples: int, is_weighted: bool) -> tb.KeyedJaggedTensor:
 def join(batches: list[tb.KeyedJaggedTensor]) -> tb.KeyedJaggedTensor:
     """Joins batches of several ranks: samples of rank 0 first."""
     parts: dict[str, tb.JaggedTensor] = {}
-    for name in ROWS:
+    for name in batches[0].keys():
         found = [batch[name] for batch in batches]
         weights = [one.weights_or_none() for one in found]
         parts[name] = tb.JaggedTensor(
