@@ -34,7 +34,7 @@ from tierbed.dist.checkpoint_places import (
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.held import Held, Target, coded_runs, held_tables, target_of
 from tierbed.dist.ranks import Rank
-from tierbed.dist.sharding import ShardingPlan
+from tierbed.dist.sharding import ShardingPlan, in_blocks
 from tierbed.errors import CorruptionError, InvalidError, TierbedError
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.store import Store
@@ -381,8 +381,7 @@ def _runs(parts: Mapping[str, Tensor], held: Held) -> Iterator[tuple[int, dict[s
     rows = rows[first:end]
     found = {name: tensor[first:end] for name, tensor in found.items()}
     if held.blocks is not None:
-        block, blocks, block_rows = held.blocks
-        is_held = (rows // block_rows) % blocks == block
+        is_held = in_blocks(rows, held.blocks)
         rows, found = rows[is_held], {name: tensor[is_held] for name, tensor in found.items()}
     if rows.numel() == 0:
         return

@@ -17,7 +17,7 @@ from torch import Tensor
 from tierbed._native import NativeIndex, NativeStore, distinct
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.dist.nodes import Nodes
-from tierbed.dist.sharding import OPEN_ROWS_MAX, ShardingPlan
+from tierbed.dist.sharding import OPEN_ROWS_MAX, ShardingPlan, in_blocks
 from tierbed.dist.wire import Wire, swap_numbers
 from tierbed.errors import UnsupportedError
 from tierbed.ops.operators import minutes_now
@@ -54,10 +54,7 @@ class OpenTable:
 
     def only_held(self, rows: Tensor) -> Tensor:
         """Returns those of ``rows`` ``[N]`` i64 that this rank holds."""
-        if self.blocks is None:
-            return rows
-        rank, ranks, block_rows = self.blocks
-        return rows[(rows // block_rows) % ranks == rank]
+        return rows if self.blocks is None else rows[in_blocks(rows, self.blocks)]
 
 
 def open_tables_of(

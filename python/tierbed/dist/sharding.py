@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError, UnsupportedError
 
@@ -229,6 +231,12 @@ class ShardingPlan:
 
     def _equal_ranges(self, end: int) -> tuple[int, ...]:
         return tuple(rank * end // self.rank_count for rank in range(self.rank_count + 1))
+
+
+def in_blocks(rows: Tensor, blocks: tuple[int, int, int]) -> Tensor:
+    """Returns which of ``rows`` ``[N]`` i64 are in the blocks of :meth:`ShardingPlan.blocks_of`."""
+    first, ranks, block_rows = blocks
+    return (rows // block_rows) % ranks == first
 
 
 def row_count_max(config: EmbeddingBagConfig) -> int:
