@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
-use dlpark::python::{from_dlpack, ImportedDlpack};
+use dlpark::python::{from_dlpack, ImportRequest, ImportedDlpack};
 use dlpark::{DlpackElement, DlpackFlags};
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};
@@ -36,7 +36,7 @@ impl<T: DlpackElement + Copy> Tensor<T> {
         let py = object.py();
         // The producer may be written in Python.
         let _passing = Passing::begin_attached(py);
-        let owner = from_dlpack(object.as_borrowed(), None, Some(false)).map_err(|cause| {
+        let owner = import(object).map_err(|cause| {
             let error = Error::invalid("argument is not a tensor that can be shared")
                 .with("argument", name)
                 .with("cause", cause)
@@ -57,7 +57,7 @@ impl<T: DlpackElement + Copy> Tensor<T> {
             let tensor = owner.validate().map_err(|cause| {
                 wrong("is a damaged tensor").with("cause", format_args!("{cause:?}"))
             })?;
-            if tensor.device().device_type != DLDeviceType::CPU {
+            if !is_host(tensor.device().device_type) {
                 return Err(wrong("is not in CPU memory").with("remedy", "pass tensor.cpu()"));
             }
             if tensor.dtype() != T::DTYPE {
@@ -145,6 +145,27 @@ pub(crate) fn check_disjoint(outputs: &[Place], inputs: &[Place]) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// Tells whether memory of a device of this type is that of the host: pinned memory is, too.
+fn is_host(device: DLDeviceType) -> bool {
+    matches!(device, DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST)
+}
+
+/// Imports a tensor without a copy.
+///
+/// Of a pinned tensor, releases of torch say "pinned memory of CUDA" when they are asked for the
+/// device, and "memory of the CPU" in what they export. An importer that compares the two refuses.
+fn import(object: &Bound<'_, PyAny>) -> PyResult<ImportedDlpack> {
+    let request = ImportRequest::new(object.as_borrowed())?;
+    match request.device() {
+        Ok(device) if device.device_type != DLDeviceType::CPU && is_host(device.device_type) => {
+            // A capsule alone has one device, which `Tensor::check` looks at.
+            let capsule = object.call_method0("__dlpack__")?;
+            from_dlpack(capsule.as_borrowed(), None, None)
+        }
+        _ => request.import(None, Some(false)),
+    }
 }
 
 fn dtype_name(dtype: DLDataType) -> String {
