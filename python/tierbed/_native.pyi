@@ -285,11 +285,20 @@ class NativeStore:
         self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
         weights: SupportsDLPack | None, grad: SupportsDLPack,
         weights_grad: SupportsDLPack | None, found: int | None = None,
+        ticket: int | None = None,
     ) -> tuple[int, int] | None:
         """Applies one fused optimizer step: gradients of duplicate rows are summed once, in index
         order. ``grad`` like ``out`` of :meth:`lookup`; ``weights_grad`` [E] f32 receives the
         gradient of ``weights``, from the rows before the step. With ``found``, the token of the
-        batch's lookup, ids are not checked again. Returns the :meth:`position` then."""
+        batch's lookup, ids are not checked again; ``ticket`` is that of :meth:`reserve_update`.
+        Returns the :meth:`position` then."""
+
+    def reserve_update(self) -> int:
+        """Takes the next place in the order of calls for an :meth:`update` that another thread
+        makes, and returns its ticket. Later calls wait until :meth:`end_update`."""
+
+    def end_update(self, ticket: int, failure: BaseException | None = None) -> None:
+        """Tells that the reserved update was made, or why not: the next call raises that."""
 
     def prefetch(
         self, plan: FeaturePlan, batches: list[tuple[SupportsDLPack, SupportsDLPack]]

@@ -7,6 +7,7 @@
 
 mod background;
 mod batch;
+mod calls;
 mod codec;
 mod coded;
 mod compiled;

@@ -22,7 +22,8 @@ use tierbed_train::{
 };
 
 use crate::batch::{run_lookup, run_translate, BatchTensors, FeaturePlan, LookupArguments};
-use crate::ending::attached;
+use crate::calls::{Calls, Holding};
+use crate::ending::{attached, detached};
 use crate::errors::{run, to_python};
 use crate::folders::{check_delta_layout, open_base, read_layout};
 use crate::plain::Plain;
@@ -37,6 +38,13 @@ pub(crate) struct NativeStore {
     pub(crate) engine: Owned<Mutex<Option<ShardedEngine>>>,
     /// Calls that wait for the engine.
     pub(crate) waiting: AtomicUsize,
+    calls: Calls,
+}
+
+/// The engine, for one call.
+struct Held<'a> {
+    engine: MutexGuard<'a, Option<ShardedEngine>>,
+    _holding: Holding<'a>,
 }
 
 fn owned(engine: ShardedEngine) -> Owned<Mutex<Option<ShardedEngine>>> {
@@ -56,15 +64,28 @@ pub(crate) fn opened(engine: &mut Option<ShardedEngine>) -> Result<&mut ShardedE
 
 impl NativeStore {
     fn over_engine(engine: ShardedEngine) -> Self {
-        Self { engine: owned(engine), waiting: AtomicUsize::new(0) }
+        Self { engine: owned(engine), waiting: AtomicUsize::new(0), calls: Calls::default() }
     }
 
     // Waits for the engine; a publish beside training gives way.
-    fn locked(&self) -> Result<MutexGuard<'_, Option<ShardedEngine>>> {
+    fn locked(&self) -> Result<Held<'_>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let engine = self.engine.lock();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        engine
+        Ok(Held { engine: engine?, _holding: self.calls.hold() })
+    }
+
+    // Begins a call, after the update that was reserved before it.
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        // A forked child has no worker that it could wait for; the engine tells it so.
+        if !self.engine.is_here() {
+            return Ok(());
+        }
+        self.calls.check_free().map_err(|error| to_python(py, &error))?;
+        match detached(py, || self.calls.wait()) {
+            None => Ok(()),
+            Some(failure) => Err(failure),
+        }
     }
 
     // Runs `work` on the engine without the GIL.
@@ -73,7 +94,17 @@ impl NativeStore {
         py: Python<'_>,
         work: impl FnOnce(&mut ShardedEngine) -> Result<T> + Send,
     ) -> PyResult<T> {
-        run(py, || work(opened(&mut *self.locked()?)?))
+        self.begin(py)?;
+        self.now(py, work)
+    }
+
+    // Runs `work` on the engine without the GIL, before the update that is to come.
+    fn now<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ShardedEngine) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        run(py, || work(opened(&mut self.locked()?.engine)?))
     }
 }
 
@@ -121,10 +152,11 @@ impl NativeStore {
         now: Option<u32>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        self.begin(plan.py())?;
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-            let mut engine = self.locked()?;
-            let engine = opened(&mut engine)?;
+            let mut held = self.locked()?;
+            let engine = opened(&mut held.engine)?;
             now.map_or(Ok(()), |_| engine.check_writable())?;
             engine.single()?.by_number()?.translate(plan, bags, how, rows)
         })
@@ -187,14 +219,36 @@ impl NativeStore {
         out: &Bound<'_, PyAny>,
         is_training: bool,
     ) -> PyResult<Option<u64>> {
+        self.begin(plan.py())?;
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            let mut engine = self.locked()?;
-            let token = opened(&mut engine)?.engine_mut().lookup(plan, bags, out, is_training)?;
+            let mut held = self.locked()?;
+            let token =
+                opened(&mut held.engine)?.engine_mut().lookup(plan, bags, out, is_training)?;
             Ok(token.map(BatchToken::number))
         })
     }
 
-    #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad, found=None))]
+    /// Reserves the next place in the order of calls for an update that another thread makes.
+    fn reserve_update(&self, py: Python<'_>) -> PyResult<u64> {
+        self.begin(py)?;
+        Ok(detached(py, || self.calls.reserve()))
+    }
+
+    /// Ends a reservation: the update was made, or `failure` came, which the next call raises.
+    #[pyo3(signature = (ticket, failure=None))]
+    fn end_update(
+        &self,
+        py: Python<'_>,
+        ticket: u64,
+        failure: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let failure = failure.map(PyErr::from_value);
+        self.calls.end(ticket, failure).map_err(|error| to_python(py, &error))
+    }
+
+    #[pyo3(signature = (
+        plan, indices, offsets, weights, grad, weights_grad, found=None, ticket=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn update(
         &self,
@@ -205,8 +259,15 @@ impl NativeStore {
         grad: &Bound<'_, PyAny>,
         weights_grad: Option<&Bound<'_, PyAny>>,
         found: Option<u64>,
+        ticket: Option<u64>,
     ) -> PyResult<Option<(u64, u64)>> {
         let py = plan.py();
+        match ticket {
+            None => self.begin(py)?,
+            Some(ticket) => {
+                self.calls.check_ticket(ticket).map_err(|error| to_python(py, &error))?;
+            }
+        }
         let batch = BatchTensors::import(indices, offsets, weights)?;
         let grad = Tensor::<f32>::import(grad, "grad")?;
         let mut weights_grad =
@@ -222,7 +283,7 @@ impl NativeStore {
         let weights = weights.map_err(|error| to_python(py, &error))?;
         let grads = Grads { output: grad.view(), weights };
         let found = found.and_then(BatchToken::of_number);
-        self.with(py, |engine| {
+        self.now(py, |engine| {
             let engine = engine.writable()?;
             engine.update(plan, &bags, grads, found)?;
             Ok(engine.position())
@@ -593,13 +654,20 @@ impl NativeStore {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        // What a forked child has of a store is closed already: it was never open there.
+        if !self.engine.is_here() {
+            return Ok(());
+        }
+        let begun = self.begin(py);
+        if begun.is_err() && self.calls.check_free().is_err() {
+            return begun;
+        }
+        // The store closes whatever the update before it came to, which is raised after.
         run(py, || {
-            // What a forked child has of a store is closed already: it was never open there.
-            if self.engine.is_here() {
-                drop(self.locked()?.take());
-            }
+            drop(self.locked()?.engine.take());
             Ok(())
-        })
+        })?;
+        begun
     }
 }
 
