@@ -127,7 +127,7 @@ def test_compiles_whole_and_gives_the_same_bits() -> None:
 
 def test_admission_and_eviction_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000
-    monkeypatch.setattr("tierbed.ops.operators.minutes_now", lambda: now)
+    monkeypatch.setattr("tierbed.ops.binding.minutes_now", lambda: now)
     table = config(
         admission_strategy=tb.FrequencyAdmissionStrategy(threshold=2),
         virtual_table_eviction_policy=tb.TimestampBasedEvictionPolicy(eviction_ttl_mins=10),

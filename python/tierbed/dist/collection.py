@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tierbed._native import FeaturePlan, NativeExchangePlan
+from tierbed._util.minutes import checked_minutes
 from tierbed.config.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
 from tierbed.config.tables import DataType, EmbeddingBagConfig, feature_labels
 from tierbed.config.words import ExchangeKind
@@ -31,7 +32,6 @@ from tierbed.dist.session import RankSession, RankTraining
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
-from tierbed.ops.operators import checked_minutes
 from tierbed.results import EvictedIds
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.session import Announcing, Reading

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from tierbed._native import NativeIndex, NativeStore, distinct
+from tierbed._util.minutes import minutes_now
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.dist.nodes import Nodes
 from tierbed.dist.sharding import OPEN_ROWS_MAX, ShardingPlan, in_blocks
 from tierbed.dist.wire import Wire, swap_numbers
 from tierbed.errors import UnsupportedError
-from tierbed.ops.operators import minutes_now
 
 __all__ = ["Asked", "IndexMessages", "OpenTable", "RankBatch", "open_tables_of", "range_of"]
 

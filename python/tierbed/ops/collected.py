@@ -24,11 +24,11 @@ from tierbed.errors import InvalidError
 from tierbed.ops.flat import FlatLayout, bounds_of
 
 if TYPE_CHECKING:
-    from tierbed.ops.operators import Binding
+    from tierbed.ops.binding import Binding
 
 __all__ = ["CollectedGradients", "CollectedTable", "LookupGradient"]
 
-_NO_GRADIENT = torch.empty(0)
+_NO_GRADIENT = torch.empty(0, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class CollectedTable:
     def __init__(self, name: str, dim: int) -> None:
         self.name = name
         self.dim = dim
-        self.rows = torch.empty(0, dtype=torch.int64)
+        self.rows = torch.empty(0, dtype=torch.int64, device="cpu")
         """Rows ``[R]`` with a gradient, ascending."""
-        self.parameter = nn.Parameter(torch.empty(0, dim))
+        self.parameter = nn.Parameter(torch.empty(0, dim, device="cpu"))
         """The stand-in, whose ``grad`` ``[R, D]`` is theirs."""
         self.is_touched = False
         """Whether a lookup's backward came, of no ids, too."""
@@ -72,7 +72,7 @@ class CollectedTable:
         old = self.parameter.grad
         if old is not None:
             rows = torch.cat([self.rows, rows])
-            which = torch.cat([torch.arange(len(old)), which + len(old)])
+            which = torch.cat([torch.arange(len(old), device="cpu"), which + len(old)])
             source = torch.cat([old, source])
         if not len(rows):
             return
@@ -80,7 +80,7 @@ class CollectedTable:
         # A bag per row: its gradients are added in their order.
         sums = nn.functional.embedding_bag(which[order], source.contiguous(), starts, mode="sum")
         self.parameter.grad = None
-        self.parameter.data = torch.zeros(1, 1).expand_as(sums)
+        self.parameter.data = torch.zeros(1, 1, device="cpu").expand_as(sums)
         self.parameter.grad = sums
 
     def gradient(self) -> Tensor:
@@ -88,14 +88,14 @@ class CollectedTable:
         grad = self.parameter.grad
         if grad is None:
             self.rows = self.rows[:0]
-            return torch.empty(0, self.dim)
+            return torch.empty(0, self.dim, device="cpu")
         return grad.detach().to(torch.float32).contiguous()
 
     def clear(self) -> None:
         """Forgets the gradient."""
         self.is_touched = False
         self.parameter.grad = None
-        self.parameter.data = torch.empty(0, self.dim)
+        self.parameter.data = torch.empty(0, self.dim, device="cpu")
         self.rows = self.rows[:0]
 
 
@@ -227,7 +227,7 @@ class CollectedGradients:
         for dim, ids in by_dim.items():
             grads = [self.tables[at].gradient() for at in ids]
             rows = [self.tables[at].rows for at in ids]
-            counts = torch.tensor([0, *(len(part) for part in rows)])
+            counts = torch.tensor([0, *(len(part) for part in rows)], device="cpu")
             position = self._native.update(
                 FlatLayout(self._native, ids, [dim] * len(ids)).plan,
                 torch.cat(rows),
@@ -248,7 +248,7 @@ def _grouped(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Uses of a row keep their order.
     """
     ordered, order = rows.sort(stable=True)
-    is_start = torch.ones(len(rows), dtype=torch.bool)
+    is_start = torch.ones(len(rows), dtype=torch.bool, device="cpu")
     is_start[1:] = ordered[1:] != ordered[:-1]
     starts = is_start.nonzero().view(-1)
     return ordered[starts], order, starts
@@ -268,13 +268,13 @@ def _parts(binding: Binding, lookup: LookupGradient) -> dict[int, list[_Part]]:
         zip(binding.tables, binding.poolings, binding.dims, strict=True)
     ):
         ids = lookup.indices[bounds[at] : bounds[at + 1]]
-        which = torch.arange(len(ids))
+        which = torch.arange(len(ids), device="cpu")
         if not binding.is_pooled:
             source = grad[bounds[at] : bounds[at + 1]]
         else:
             source = grad[:, column : column + dim]
             lengths = torch.diff(offsets[at * samples : (at + 1) * samples + 1])
-            bag = torch.arange(samples).repeat_interleave(lengths)
+            bag = torch.arange(samples, device="cpu").repeat_interleave(lengths)
             if lookup.weights is not None:
                 weights = lookup.weights[bounds[at] : bounds[at + 1]]
                 source = source[bag] * weights[:, None]

@@ -46,19 +46,19 @@ class FlatLayout:
         """Returns the offsets of ids that lie between ``bounds``, feature by feature."""
         counts = [end - first for first, end in pairwise(bounds)]
         if self._is_even:
-            return torch.tensor(list(bounds), dtype=torch.int64)
-        ramp = torch.arange(max(counts))
+            return torch.tensor(list(bounds), dtype=torch.int64, device="cpu")
+        ramp = torch.arange(max(counts), device="cpu")
         parts = [
             first + ramp.clamp(max=count) for first, count in zip(bounds, counts, strict=False)
         ]
-        return torch.cat([*parts, torch.tensor([bounds[-1]])])
+        return torch.cat([*parts, torch.tensor([bounds[-1]], device="cpu")])
 
     def matrix(self, bounds: Sequence[int]) -> Tensor:
         """Returns a matrix of zeros for ids between ``bounds``."""
         if self._is_even:
-            return torch.zeros(bounds[-1], self._dims[0])
+            return torch.zeros(bounds[-1], self._dims[0], device="cpu")
         counts = [end - first for first, end in pairwise(bounds)]
-        return torch.zeros(max(counts), sum(self._dims))
+        return torch.zeros(max(counts), sum(self._dims), device="cpu")
 
     def views(self, matrix: Tensor, bounds: Sequence[int]) -> list[Tensor]:
         """Returns the vectors of each feature's ids, ``[E_f, D_f]``, as views of ``matrix``."""

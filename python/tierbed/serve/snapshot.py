@@ -24,6 +24,7 @@ from tierbed.config.words import MissMode, Pooling, SnapshotBackend, check_word
 from tierbed.errors import ClosedError, InvalidError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
+from tierbed.ops.binding import Binding
 from tierbed.report.observer import Observer
 from tierbed.results import SnapshotReport
 from tierbed.serve.cache import CacheOptions, TierPlan, cache_parts
@@ -150,7 +151,7 @@ class Snapshot:
         self._table_ids = {table["name"]: at for at, table in enumerate(self._tables)}
         states = json.loads(native.attachment("_vocabularies.json") or '{"vocabularies": []}')
         self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
-        self._bindings: dict[tuple[tuple[int, ...], str], ops.Binding] = {}
+        self._bindings: dict[tuple[tuple[int, ...], str], Binding] = {}
         self._given: dict[str, Any] | None = None
         self._observer = Observer(native)
 
@@ -316,7 +317,7 @@ class Snapshot:
         flat = ids.detach().to(torch.int64).cpu().reshape(-1)
         binding = self._binding([self.table_id(table)], "sum")
         rows: torch.Tensor = ops.translate(
-            flat, torch.tensor([0, flat.numel()]), binding.handle, False
+            flat, torch.tensor([0, flat.numel()], device="cpu"), binding.handle, False
         )
         return rows.view(ids.shape)
 
@@ -360,15 +361,15 @@ class Snapshot:
         indices = bags.values()
         if self._vocabularies:
             indices = ops.translate(indices.to(torch.int64), bags.offsets(), binding.handle, False)
-        values = binding.lookup(indices, bags.offsets(), bags.weights_or_none())
+        values = ops.lookup(binding, indices, bags.offsets(), bags.weights_or_none())
         return KeyedTensor(bags.keys(), binding.dims, values)
 
-    def _binding(self, tables: list[int], pooling: str) -> ops.Binding:
+    def _binding(self, tables: list[int], pooling: str) -> Binding:
         key = (tuple(tables), pooling)
         binding = self._bindings.get(key)
         if binding is None:
             dims = [int(self._tables[table]["dim"]) for table in tables]
-            binding = ops.Binding(
+            binding = Binding(
                 self._native, tables, [pooling] * len(tables), dims, observer=self._observer
             )
             self._bindings[key] = binding

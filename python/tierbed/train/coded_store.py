@@ -147,7 +147,7 @@ class CodedStore:
             row_count: How many rows.
         """
         at, shape = self._table(table)
-        rows = torch.empty((row_count, shape["dim"]))
+        rows = torch.empty((row_count, shape["dim"]), device="cpu")
         self._native.read_rows(at, first_row, rows)
         return rows
 
@@ -182,7 +182,7 @@ class CodedStore:
         """
         at, shape = self._table(table)
         code_bytes = Codec(shape["codec"], shape["dim"]).code_bytes
-        codes = torch.empty((row_count, code_bytes), dtype=torch.uint8)
+        codes = torch.empty((row_count, code_bytes), dtype=torch.uint8, device="cpu")
         self._native.read_codes(at, first_row, row_count, codes)
         return codes
 

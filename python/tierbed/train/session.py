@@ -14,7 +14,7 @@ from torch import Tensor
 from tierbed._util.tensors import as_int64
 from tierbed.data.order import BatchOrder, known_order
 from tierbed.errors import InvalidError
-from tierbed.ops.operators import Binding
+from tierbed.ops.binding import Binding
 from tierbed.train.store import Store
 
 __all__ = ["Announcing", "Reading", "StepSession"]

@@ -20,6 +20,7 @@ from tierbed import _native
 from tierbed._native import NativeStore
 from tierbed._util import state
 from tierbed._util.bytes import parse_bytes, parse_limit
+from tierbed._util.minutes import checked_minutes
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config.io import IoOptions
@@ -27,7 +28,6 @@ from tierbed.config.optim import Optimizer, RowWiseAdagrad
 from tierbed.config.tables import BaseEmbeddingConfig, DataType
 from tierbed.config.words import Backend, Durability, OnMismatch, Order, check_word
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
-from tierbed.ops.operators import checked_minutes
 from tierbed.ops.steps import StepWatch
 from tierbed.placement.files import (
     HeadRows,

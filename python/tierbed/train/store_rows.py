@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from tierbed._native import NativeStore
+from tierbed._util.minutes import minutes_now
 from tierbed._util.tensors import check_tensors
 from tierbed.config.optim import state_words
 from tierbed.config.tables import is_own
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.ops.operators import minutes_now
 
 __all__ = ["RowVisitor", "StoreRows"]
 
@@ -101,7 +101,7 @@ class StoreRows:
             parts.append((from_dlpack(ids).view(-1), from_dlpack(rows)))
 
         self._native.scan_ids(at, 65536, keep)
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         ids, rows = (torch.cat([none, *(part[which] for part in parts)]) for which in (0, 1))
         rows, order = rows.sort()
         return ids[order], rows
@@ -157,9 +157,9 @@ class StoreRows:
                 f"{row_count} rows from {first_row} are not all in table {table} of {rows} rows",
                 {"table": table, "first_row": str(first_row), "row_count": str(row_count)},
             )
-        weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
+        weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32, device="cpu")
         words = state_words(schema["optimizer"], schema["dim"])
-        rows_state = torch.empty((row_count, words), dtype=torch.float32)
+        rows_state = torch.empty((row_count, words), dtype=torch.float32, device="cpu")
         takes_state = with_state and words > 0
         self._native.read_rows(at, first_row, weights, rows_state if takes_state else None)
         return weights, rows_state
@@ -195,7 +195,9 @@ class StoreRows:
         """
         check_tensors(rows=rows)
         at = self.table_id(table)
-        weights = torch.empty((rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32)
+        weights = torch.empty(
+            (rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32, device="cpu"
+        )
         self._native.gather_rows(at, rows, weights)
         return weights
 
@@ -366,6 +368,6 @@ class StoreRows:
             first_row: First of the rows.
             row_count: How many rows.
         """
-        counts = torch.empty(row_count, dtype=torch.int64)
+        counts = torch.empty(row_count, dtype=torch.int64, device="cpu")
         self._native.use_counts(self.table_id(table), first_row, counts)
         return counts
