@@ -97,7 +97,7 @@ class Codec:
         """
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             raise InvalidError(f"rows must be [N, {self.dim}], found {tuple(rows.shape)}")
-        codes = torch.empty(rows.shape[0], self.code_bytes, dtype=torch.uint8)
+        codes = torch.empty(rows.shape[0], self.code_bytes, dtype=torch.uint8, device="cpu")
         self._native.encode(rows.detach().contiguous(), codes)
         return codes
 
@@ -115,8 +115,8 @@ class Codec:
         """
         if codes.dim() != 2 or codes.shape[1] != self.code_bytes:
             raise InvalidError(f"codes must be [N, {self.code_bytes}], found {tuple(codes.shape)}")
-        asked = torch.arange(codes.shape[0]) if indices is None else indices
-        out = torch.empty(asked.numel(), self.dim)
+        asked = torch.arange(codes.shape[0], device="cpu") if indices is None else indices
+        out = torch.empty(asked.numel(), self.dim, device="cpu")
         self._native.decode(codes.contiguous(), asked.contiguous(), out, 1)
         return out
 

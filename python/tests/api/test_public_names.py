@@ -100,12 +100,13 @@ PARAMETERS = {
     "pooling",
     "EmbeddingConfig": "num_embeddings embedding_dim name feature_names data_type "
     "weight_init_max weight_init_min init seed admission_strategy virtual_table_eviction_policy",
-    "EmbeddingBagCollection": "tables store optimizer optimizer_kwargs is_weighted on_nonfinite",
-    "EmbeddingCollection": "tables store optimizer optimizer_kwargs on_nonfinite",
+    "EmbeddingBagCollection": "tables store optimizer optimizer_kwargs is_weighted on_nonfinite "
+    "device",
+    "EmbeddingCollection": "tables store optimizer optimizer_kwargs on_nonfinite device",
     "EmbeddingBag": "num_embeddings embedding_dim store mode include_last_offset padding_idx "
-    "name optimizer optimizer_kwargs config on_nonfinite",
+    "name optimizer optimizer_kwargs config on_nonfinite device",
     "Embedding": "num_embeddings embedding_dim padding_idx store name optimizer optimizer_kwargs "
-    "config on_nonfinite",
+    "config on_nonfinite device",
     "Embedding.from_pretrained": "embeddings freeze store name rows options",
     "EmbeddingBag.forward": "self input offsets per_sample_weights",
     "KeyedJaggedTensor": "keys values weights lengths offsets stride",

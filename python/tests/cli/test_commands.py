@@ -54,6 +54,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling takes g++")
 @pytest.mark.slow
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:99"])
+def test_a_run_on_a_device_that_is_not_there_begins_on_another(
+    device: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    arguments = ["train", *SYNTHETIC, "--store", str(tmp_path / "run")]
+    assert tierbed(*arguments, "--device", device) == 2
+    error = capsys.readouterr().err
+    assert device in error
+    assert "cpu" in error
+    assert tierbed(*arguments, "--device", "cpu") == 0
+    # A run is not bound to its device.
+    assert tierbed(*arguments, "--device", "cpu:0") == 0
+
+
 def test_a_model_is_published_compiled(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "compiled"
     assert tierbed("publish", "--store", run / "run", "--out", out, "--compiled") == 0

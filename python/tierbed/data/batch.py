@@ -36,7 +36,7 @@ class Batch:
 
 def _tensor(raw: bytearray, dtype: torch.dtype) -> Tensor:
     # frombuffer shares the bytearray's memory and keeps it alive; it refuses an empty one.
-    return torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
 
 
 def batch_of(feature_names: Sequence[str], parts: NativeParts) -> Batch:

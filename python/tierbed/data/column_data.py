@@ -385,5 +385,5 @@ class ColumnData(Dataset):
 
 def _shared(epoch: int) -> Tensor:
     """Returns a number that workers see, too."""
-    made = torch.full((), epoch, dtype=torch.int64)
+    made = torch.full((), epoch, dtype=torch.int64, device="cpu")
     return made.share_memory_()  # type: ignore[no-untyped-call, no-any-return]

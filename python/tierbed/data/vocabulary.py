@@ -100,7 +100,9 @@ class Vocabulary:
         """
         raw = [token.encode() if isinstance(token, str) else token or b"" for token in tokens]
         ids = self.native.look_up(self.feature_names.index(feature), raw)
-        return torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0).long()
+        return (
+            torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, device="cpu").long()
+        )
 
     def identity(self) -> dict[str, Any]:
         """Returns what tells this vocabulary from another (JSON values)."""

@@ -21,7 +21,7 @@ _MANY_BAGS = 4096
 def offsets_of(lengths: Tensor) -> Tensor:
     """Returns the offsets ``[N+1]`` i64 of bags of ``lengths`` ``[N]``."""
     if lengths.numel() >= _MANY_BAGS and _is_plain(lengths):
-        offsets = torch.empty(lengths.numel() + 1, dtype=torch.int64)
+        offsets = torch.empty(lengths.numel() + 1, dtype=torch.int64, device="cpu")
         fill_offsets(lengths, lengths.dtype == torch.int32, offsets)
         return offsets
     ends = torch.cumsum(lengths, dim=0, dtype=torch.int64)

@@ -233,7 +233,7 @@ class UnpooledRows:
         if rows.requires_grad or not bags.stride():
             return False
         offsets = bags.offsets()
-        return offsets.numel() <= _BOUNDS_MAX and offsets.is_cpu
+        return offsets.numel() <= _BOUNDS_MAX and offsets.is_cpu and rows.is_cpu
 
     def to_dict(self, names: Sequence[str]) -> dict[str, JaggedTensor]:
         """Returns one :class:`JaggedTensor` per feature, called ``names``.
@@ -264,4 +264,4 @@ class UnpooledRows:
         if self._lengths is not None:
             return self._lengths[first:end]
         bounds = self._bounds[first : end + 1]
-        return torch.tensor([b - a for a, b in pairwise(bounds)], dtype=self._dtype)
+        return torch.tensor([b - a for a, b in pairwise(bounds)], dtype=self._dtype, device="cpu")

@@ -55,6 +55,7 @@ class EmbeddingBag(OneTable):
         optimizer_kwargs: Arguments of a ``torch.optim`` class.
         config: Further fields of the table (``init``, ``seed``, ``weight_init_min``, ...).
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+        device: As for :class:`EmbeddingBagCollection`.
 
     Raises:
         UnsupportedError: Another ``mode``.
@@ -80,6 +81,7 @@ class EmbeddingBag(OneTable):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         on_nonfinite: OnNonfinite = "error",
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean"):
@@ -94,7 +96,7 @@ class EmbeddingBag(OneTable):
             **dict(config or {}),
         )
         self._rows = Collection(
-            [table], store, optimizer, optimizer_kwargs, {name: mode}, on_nonfinite
+            [table], store, optimizer, optimizer_kwargs, {name: mode}, on_nonfinite, device
         )
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim

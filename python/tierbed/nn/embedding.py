@@ -30,6 +30,8 @@ from tierbed.nn.leaf import as_leaf, is_traced
 from tierbed.nn.pretrained import check_pretrained, copy_pretrained
 from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
 from tierbed.ops import operators as ops
+from tierbed.ops.binding import Binding
+from tierbed.ops.links import as_device, default_device
 from tierbed.ops.steps import StepGuard
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.session import Announcing, Reading, StepSession
@@ -81,6 +83,7 @@ class Collection(nn.Module):
         optimizer_kwargs: Mapping[str, Any] | None,
         poolings: Mapping[str, str],
         on_nonfinite: OnNonfinite = "error",
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         _check_arguments(tables, store)
@@ -90,6 +93,7 @@ class Collection(nn.Module):
         self._configs = list(tables)
         self._poolings = dict(poolings)
         self._on_nonfinite: OnNonfinite = on_nonfinite
+        self._device = default_device() if device is None else as_device(device)
         if optimizer is None and not optimizer_kwargs:
             fused = None
         else:
@@ -106,7 +110,7 @@ class Collection(nn.Module):
         # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
         self._store = store
         of_features = [config.name for config in self._configs for _ in config.feature_names]
-        self._binding = ops.Binding(
+        self._binding = Binding(
             store.native,
             [ids[name] for name in of_features],
             [self._poolings[name] for name in of_features],
@@ -121,7 +125,8 @@ class Collection(nn.Module):
         self._binding.is_open = any(config.num_embeddings is None for config in self._configs)
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
         self._binding.hook = self._hook
-        self._still_hook = torch.zeros(1)
+        self._binding.set_device(self._device)
+        self._still_hook = torch.zeros(1, device="cpu")
 
     @classmethod
     def from_pretrained(
@@ -165,8 +170,17 @@ class Collection(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where outputs are: rows are pooled on the CPU."""
-        return torch.device("cpu")
+        """Where outputs are, if the collection was given a device or moved to one."""
+        return torch.device("cpu") if self._device is None else self._device
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # What to(), cuda() and their like do to tensors. Rows stay where they are; outputs move.
+        found = fn(torch.empty(0, device=self.device)).device
+        if found != self.device and found.type != "meta":
+            self._device = as_device(found)
+            self._binding.set_device(self._device)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
@@ -220,7 +234,7 @@ class Collection(nn.Module):
     @property
     def skipped_steps(self) -> int:
         """Steps of the rows left out because their gradient was not finite."""
-        return self._binding.guard.skipped_steps
+        return self._binding.skipped_steps
 
     # ------------------------------------------------------------ states and copies
 
@@ -319,7 +333,7 @@ class Collection(nn.Module):
         is_training = is_training and self._hook.requires_grad
         if self._binding.is_open:
             ids = ops.translate(ids, offsets, self._binding.handle, is_training)
-        return self._binding.lookup(ids, offsets, weights, hook, is_training)
+        return ops.lookup(self._binding, ids, offsets, weights, hook, is_training)
 
     def extra_repr(self) -> str:
         """Lists the tables and their features."""
@@ -387,6 +401,9 @@ class EmbeddingBagCollection(Collection):
             then receive their gradient.
         on_nonfinite: What a gradient with nan or inf does: ``"error"``, or ``"skip"``, which
             leaves the step out and counts it (:attr:`skipped_steps`).
+        device: Where outputs go, such as ``"cuda"``; ids may stay on the CPU. ``to(device)`` of
+            the model says so, too. By default torch's default device, if that is another than the
+            CPU, or else where the ids are.
 
     Examples:
         Two tables, a batch of two samples, and a step of the rows:
@@ -424,10 +441,11 @@ class EmbeddingBagCollection(Collection):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
         on_nonfinite: OnNonfinite = "error",
+        device: torch.device | str | None = None,
     ) -> None:
         _check_configs(tables, EmbeddingBagConfig, "EmbeddingBagCollection")
         poolings = {config.name: config.pooling.value for config in tables}
-        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
+        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite, device)
         self._is_weighted = is_weighted
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -480,6 +498,7 @@ class EmbeddingCollection(Collection):
         optimizer: As for :class:`EmbeddingBagCollection`.
         optimizer_kwargs: As for :class:`EmbeddingBagCollection`.
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+        device: As for :class:`EmbeddingBagCollection`.
 
     Raises:
         InvalidError: Tables of several dims.
@@ -506,13 +525,14 @@ class EmbeddingCollection(Collection):
         optimizer: Optimizer | type[Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         on_nonfinite: OnNonfinite = "error",
+        device: torch.device | str | None = None,
     ) -> None:
         _check_configs(tables, BaseEmbeddingConfig, "EmbeddingCollection")
         dims = {config.embedding_dim for config in tables}
         if len(dims) > 1:
             raise InvalidError(f"the tables of an EmbeddingCollection need one dim: {dims}")
         poolings = {config.name: "none" for config in tables}
-        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
+        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite, device)
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
         """Returns the tables as they were given."""
@@ -559,6 +579,6 @@ class EmbeddingCollection(Collection):
             counts = [variable.bag_counts[key] for key in self._features]
             of_features = [row[:count] for row, count in zip(of_features, counts, strict=True)]
         return {
-            name: JaggedTensor(part, lengths=of_feature)
+            name: JaggedTensor(part, lengths=of_feature.to(part.device))
             for name, part, of_feature in zip(self._names, parts, of_features, strict=True)
         }

@@ -89,9 +89,9 @@ class NgramHash:
         self.orders = tuple(orders)
         self.heads = heads
         self.name = name
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
         shape = (len(self.orders), heads)
-        self._salts = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
+        self._salts = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator, device="cpu")
 
     def feature_names(self) -> list[str]:
         """Returns the features, which are the names of the tables, too; one per order."""
@@ -112,9 +112,10 @@ class NgramHash:
         # Zero stands for what is before the text.
         longest = max(self.orders)
         padded = nn.functional.pad(tokens + 1, (longest - 1, 0))
-        first_rows = torch.arange(self.heads) * self.rows
+        first_rows = torch.arange(self.heads, device=tokens.device) * self.rows
+        salts_of_orders = self._salts.to(tokens.device)
         values = []
-        for order, salts in zip(self.orders, self._salts, strict=True):
+        for order, salts in zip(self.orders, salts_of_orders, strict=True):
             joined = torch.full_like(tokens, order)
             for back in reversed(range(order)):
                 at = longest - 1 - back
@@ -122,7 +123,8 @@ class NgramHash:
             # A shift leaves 63 bits, so that the remainder is none of a negative number.
             hashed = _shifted(_mixed(joined[..., None] ^ salts), 1)
             values.append((hashed % self.rows + first_rows).view(-1))
-        lengths = torch.full((len(self.orders) * samples,), length * self.heads)
+        bag_count = len(self.orders) * samples
+        lengths = torch.full((bag_count,), length * self.heads, device=tokens.device)
         return KeyedJaggedTensor(
             self.feature_names(), torch.cat(values), lengths=lengths, stride=samples
         )

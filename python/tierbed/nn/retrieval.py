@@ -145,11 +145,11 @@ def row_chunks(
     row_count = int(schema[table]["row_count"])
     for first in range(0, row_count, chunk_rows):
         count = min(chunk_rows, row_count - first)
-        ids = torch.arange(first, first + count)
+        ids = torch.arange(first, first + count, device="cpu")
         if hasattr(owner, "read_rows"):
             yield RowChunk(ids, owner.read_rows(table, first, count))
         else:
-            one_each = torch.ones(count, dtype=torch.int64)
+            one_each = torch.ones(count, dtype=torch.int64, device="cpu")
             bags = KeyedJaggedTensor([table], ids, lengths=one_each)
             yield RowChunk(ids, owner.lookup(bags).values())
 
@@ -213,11 +213,13 @@ def top_k(
     row_count = 0
     for chunk in row_chunks(source, table, chunk_rows=chunk_rows):
         row_count += len(chunk.ids)
-        vectors = chunk.rows if encode is None else encode(chunk.rows)
+        rows = chunk.rows.to(queries.device)
+        vectors = rows if encode is None else encode(rows)
         scores = queries @ vectors.T
+        ids = chunk.ids.to(queries.device)
         if excluded is not None:
-            _leave_out(scores, chunk.ids, excluded)
-        ids = chunk.ids.expand_as(scores)
+            _leave_out(scores, ids, excluded)
+        ids = ids.expand_as(scores)
         if best is not None:
             scores, ids = torch.cat([best.scores, scores], dim=1), torch.cat([best.ids, ids], dim=1)
         values, at = scores.topk(min(k, scores.shape[1]), dim=1)
@@ -232,8 +234,8 @@ def top_k(
 
 def _leave_out(scores: Tensor, ids: Tensor, excluded: JaggedTensor) -> None:
     """Gives ids of ``excluded`` that are among ``ids`` the lowest score."""
-    queries = torch.arange(len(scores)).repeat_interleave(excluded.lengths())
-    wanted = excluded.values()
+    lengths, wanted = excluded.lengths().to(ids.device), excluded.values().to(ids.device)
+    queries = torch.arange(len(scores), device=ids.device).repeat_interleave(lengths)
     # Ids of an open vocabulary come in the order of their rows.
     order = ids.argsort()
     at = order[torch.searchsorted(ids, wanted, sorter=order).clamp_max(len(ids) - 1)]

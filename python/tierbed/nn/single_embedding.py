@@ -35,6 +35,7 @@ class Embedding(OneTable):
         optimizer_kwargs: Arguments of a ``torch.optim`` class.
         config: Further fields of the table (``init``, ``seed``, ``weight_init_min``, ...).
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+        device: As for :class:`EmbeddingBagCollection`.
 
     Examples:
         >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
@@ -55,11 +56,14 @@ class Embedding(OneTable):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         on_nonfinite: OnNonfinite = "error",
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         table = EmbeddingConfig(num_embeddings, embedding_dim, name, **dict(config or {}))
         poolings = {name: "none"}
-        self._rows = Collection([table], store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
+        self._rows = Collection(
+            [table], store, optimizer, optimizer_kwargs, poolings, on_nonfinite, device
+        )
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
@@ -80,7 +84,7 @@ class Embedding(OneTable):
             return traced
         rows = self._rows._lookup(self._bags(input), None)
         if self.padding_idx is not None:
-            kept = input.reshape(-1) != self.padding_idx
+            kept = (input.reshape(-1) != self.padding_idx).to(rows.device)
             padded = rows.new_zeros(kept.numel(), self.embedding_dim)
             rows = padded.index_put((kept,), rows)
         return rows.view(*input.shape, self.embedding_dim)
@@ -89,7 +93,7 @@ class Embedding(OneTable):
         ids = inputs[0].reshape(-1)
         if self.padding_idx is not None:
             ids = ids[ids != self.padding_idx]
-        bounds = torch.tensor([0, ids.numel()])
+        bounds = torch.tensor([0, ids.numel()], device="cpu")
         return KeyedJaggedTensor(self._rows.feature_names(), ids, offsets=bounds)
 
     if TYPE_CHECKING:

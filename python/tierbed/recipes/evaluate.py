@@ -32,13 +32,14 @@ def score(
     labels: list[NDArray[np.float32]] = []
     scores: list[NDArray[np.float32]] = []
     was_training = model.training
+    device = next(model.parameters()).device
     model.eval()
     try:
         with torch.inference_mode():
             for batch in lookahead(batches, model, window=window):
-                probability = torch.sigmoid(model(batch.dense, batch.sparse))
+                probability = torch.sigmoid(model(batch.dense.to(device), batch.sparse))
                 labels.append(batch.label.numpy().astype(np.float32, copy=True))
-                scores.append(probability.numpy().astype(np.float32, copy=True))
+                scores.append(probability.cpu().numpy().astype(np.float32, copy=True))
     finally:
         model.train(was_training)
     empty = np.zeros(0, dtype=np.float32)

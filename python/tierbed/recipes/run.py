@@ -57,6 +57,7 @@ class TrainOptions:
         seed: Of initial weights and generated samples.
         window: Look-ahead in batches; changes speed only.
         checkpoint_steps: Steps between checkpoints; 0: at the end, or when interrupted.
+        device: Where the dense part trains, such as ``cuda``; a run may go on on another one.
     """
 
     model: ModelKind = "dlrm"
@@ -69,6 +70,7 @@ class TrainOptions:
     seed: int = 0
     window: NotNegative = 32
     checkpoint_steps: NotNegative = 0
+    device: str = "cpu"
 
 
 def auto_batch_size(sample_count: int) -> int:
@@ -111,6 +113,7 @@ class Run:
         self.options = options
         self.train_samples = train_samples
         self.eval_samples = eval_samples
+        self.device = find_device(options.device)
         self._scored = _Scored()
         folder.mkdir(parents=True, exist_ok=True)
         self._check_same(about or {})
@@ -126,7 +129,7 @@ class Run:
                 },
                 self.store,
                 OPTIMIZERS[options.optimizer](lr=options.lr),
-            )
+            ).to(self.device)
             self.dense_optimizer = torch.optim.Adam(self.model.parameters(), lr=options.dense_lr)
             self.steps = 0
             self.samples_done = 0
@@ -161,7 +164,8 @@ class Run:
         """
         self.model.train()
         first_step, first_sample = self.steps, self.samples_done
-        loss_sum = 0.0
+        # Added up where losses are: asking for one makes the host wait for the device.
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         started_s = time.perf_counter()
         with Progress("training", self.samples_total, "samples") as bar:
             bar.set(self.samples_done)
@@ -188,7 +192,7 @@ class Run:
             "steps": self.steps,
             "samples_per_s": (self.samples_done - first_sample) / seconds if steps else None,
             "train_seconds": seconds,
-            "train_loss": loss_sum / steps if steps else None,
+            "train_loss": loss_sum.item() / steps if steps else None,
         }
 
     def evaluate(self, eval_samples: int) -> dict[str, float]:
@@ -235,15 +239,15 @@ class Run:
         """Closes the store."""
         self.store.close()
 
-    def _step(self, batch: Batch) -> float:
-        logits = self.model(batch.dense, batch.sparse)
-        loss = binary_cross_entropy_with_logits(logits, batch.label)
+    def _step(self, batch: Batch) -> torch.Tensor:
+        logits = self.model(batch.dense.to(self.device), batch.sparse)
+        loss = binary_cross_entropy_with_logits(logits, batch.label.to(self.device))
         self.dense_optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.dense_optimizer.step()
         self.steps += 1
         self.samples_done += int(batch.label.numel())
-        return loss.item()
+        return loss.detach()
 
     def _resume(self) -> None:
         extra = self.store.load_extra()
@@ -371,14 +375,32 @@ def _what_counts(
 ) -> dict[str, Any]:
     """Returns what must not change in the life of a run.
 
-    Window and checkpoint interval change speed only; more epochs continue a run; files may move,
-    but not change name or size.
+    Window and checkpoint interval change speed only; more epochs continue a run, and so does
+    another device; files may move, but not change name or size.
     """
     kept = {**options, **data, "train_samples": train_samples}
-    for name in ("window", "checkpoint_steps", "epochs", "paths"):
+    for name in ("window", "checkpoint_steps", "device", "epochs", "paths"):
         kept.pop(name, None)
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
+
+
+def find_device(name: str) -> torch.device:
+    """Returns the device called ``name``.
+
+    Raises:
+        InvalidError: No such name, or a GPU that is not there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidError(f"device {name!r} is none that torch knows; name cpu or cuda") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidError(
+            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; "
+            "train on cpu, or see what tierbed doctor says of torch"
+        )
+    return device
 
 
 def table_bytes(store: Store) -> int:

@@ -58,7 +58,9 @@ class Neighbours:
         Raises:
             InvalidError: The snapshot has no such tables or rows, or dims differ.
         """
-        ids = torch.tensor([snapshot.table_id(name) for name in self.tables], dtype=torch.int64)
+        ids = torch.tensor(
+            [snapshot.table_id(name) for name in self.tables], dtype=torch.int64, device="cpu"
+        )
         given = []
         for name, near in self.of.items():
             is_pairs = near.dim() == 2 and near.shape[1] == 2
@@ -110,12 +112,12 @@ def find_neighbours(
         every = torch.cat([rows[name] for name in group])
         used = torch.cat([counts[name] for name in group])
         near = _near(every, used, nearest, candidates)
-        sizes = torch.tensor([rows[name].shape[0] for name in group])
+        sizes = torch.tensor([rows[name].shape[0] for name in group], device="cpu")
         ends = sizes.cumsum(0)
         # The place among the tables of the group, of rows numbered through.
         place = torch.bucketize(near.clamp_min(0), ends, right=True)
         row = near - (ends - sizes)[place]
-        table = torch.tensor([names.index(name) for name in group])[place]
+        table = torch.tensor([names.index(name) for name in group], device="cpu")[place]
         pairs = torch.stack([table, row], 1).masked_fill_((near < 0)[:, None], -1)
         found |= dict(zip(group, torch.split(pairs, sizes.tolist()), strict=True))
     return Neighbours(tables=names, of={name: found[name] for name in names})
@@ -125,13 +127,13 @@ def _near(rows: Tensor, used: Tensor, nearest: int, candidates: int | None) -> T
     """Returns the most used of the nearest others of each row, ``[N]`` i64; -1: there is none."""
     popular = used.argsort(descending=True, stable=True)[:candidates]
     if popular.numel() < 2:
-        return torch.full((rows.shape[0],), -1, dtype=torch.int64)
+        return torch.full((rows.shape[0],), -1, dtype=torch.int64, device="cpu")
     others = rows[popular]
     squares = others.pow(2).sum(1)
     nearest = min(nearest, popular.numel() - 1)
     found = []
     size = max(1, _DISTANCES // popular.numel())
-    numbers = torch.arange(rows.shape[0])
+    numbers = torch.arange(rows.shape[0], device="cpu")
     for part, own in zip(torch.split(rows, size), torch.split(numbers, size), strict=True):
         distance = torch.addmm(squares, part, others.T, alpha=-2)
         # A row that is missing cannot stand for itself.

@@ -122,7 +122,7 @@ def _fill(
     every, size = torch.cat(gains), torch.cat(sizes)
     order = (every / size).argsort(descending=True, stable=True)
     is_kept = (size[order].cumsum(0) <= left) & (every[order] > 0)
-    is_head = torch.zeros(every.numel(), dtype=torch.bool)
+    is_head = torch.zeros(every.numel(), dtype=torch.bool, device="cpu")
     is_head[order[is_kept]] = True
     error = sum(float(part.sum()) for part in before.values()) - float(every[is_head].sum())
     norm = sum(

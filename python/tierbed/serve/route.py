@@ -170,7 +170,7 @@ class ShardClient:
         return {
             name: torch.frombuffer(bytearray(data), dtype=torch.float32).view(rows, dim)
             if data
-            else torch.empty(rows, dim)
+            else torch.empty(rows, dim, device="cpu")
             for name, rows, dim, data in outputs
         }
 

@@ -45,7 +45,9 @@ def checked_ids(found: FoundTable, row_count: int | None) -> Tensor | None:
         )
     if found.has_row_numbers and is_counting(rows):
         return None
-    ids = torch.cat([torch.empty(0, dtype=torch.int64), *(c.long() for c in rows.chunks())])
+    ids = torch.cat(
+        [torch.empty(0, dtype=torch.int64, device="cpu"), *(c.long() for c in rows.chunks())]
+    )
     ordered = ids.sort().values
     again = torch.nonzero(ordered.diff() == 0)
     if len(again):
@@ -67,7 +69,7 @@ def is_counting(rows: Rows) -> bool:
     """Whether numbers are 0, 1, 2, ..."""
     first = 0
     for chunk in rows.chunks(CHUNK_ROWS):
-        if not torch.equal(chunk, torch.arange(first, first + len(chunk))):
+        if not torch.equal(chunk, torch.arange(first, first + len(chunk), device="cpu")):
             return False
         first += len(chunk)
     return True

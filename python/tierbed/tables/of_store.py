@@ -38,7 +38,9 @@ def table_of(store: Store, name: str, *, with_state: bool) -> FoundTable:
         ids, numbers = store.ids(name)
         count = len(numbers)
     reader = _Reader(store, name, numbers, with_state=bool(parts))
-    shared = _Reader(store, name, torch.zeros(1, dtype=torch.int64), with_state=bool(parts))
+    shared = _Reader(
+        store, name, torch.zeros(1, dtype=torch.int64, device="cpu"), with_state=bool(parts)
+    )
     optimizer = store.optimizers.get(store.table_id(name), OPTIMIZERS[kind]())
     return FoundTable(
         name=f"{name}.weight",
@@ -69,7 +71,7 @@ class _Reader:
         self._numbers = numbers
         self._with_state = with_state
         self._last: tuple[int, int] | None = None
-        self._held = (torch.empty(0), torch.empty(0))
+        self._held = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
     def weights(self, first: int, count: int) -> Tensor:
         """Reads rows ``[count, D]``."""
@@ -94,11 +96,11 @@ class _Reader:
         if self._numbers is not None:
             wanted = self._numbers[first : first + count].contiguous()
             if not self._with_state:
-                return store.gather_rows(table, wanted), torch.empty(0)
+                return store.gather_rows(table, wanted), torch.empty(0, device="cpu")
             return self._gathered(wanted)
         if self._with_state:
             return store.read_rows_and_state(table, first, count)
-        return store.read_rows(table, first, count), torch.empty(0)
+        return store.read_rows(table, first, count), torch.empty(0, device="cpu")
 
     def _gathered(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Reads rows in ascending order with their state, runs of near ones at once."""

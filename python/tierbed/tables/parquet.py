@@ -85,7 +85,7 @@ def _ids(path: Path, file: Any) -> tuple[Rows, bool]:
             "of all ids without a row",
             {"path": str(path)},
         )
-    empty = [torch.empty(0, dtype=torch.int64)]
+    empty = [torch.empty(0, dtype=torch.int64, device="cpu")]
     numbers = [torch.from_numpy(_plain(part.drop_null(), np.int64)) for part in column]
     return of_tensor(torch.cat([*empty, *numbers])), is_last
 
@@ -103,7 +103,7 @@ class _Column:
         self._file = file
         self._name = name
         self._batches: Iterator[Any] = iter(())
-        self._kept = torch.empty(0)
+        self._kept = torch.empty(0, device="cpu")
         self._at = -1
         field = file.schema_arrow.field(name)
         self._is_list = hasattr(field.type, "value_type")

@@ -152,6 +152,6 @@ def joined(parts: Sequence[Rows]) -> Rows:
             low, high = max(first, start), min(first + count, start + part.count)
             if low < high:
                 found.append(part.read(low - start, high - low))
-        return torch.cat(found) if found else torch.empty((0, *parts[0].shape[1:]))
+        return torch.cat(found) if found else torch.empty((0, *parts[0].shape[1:]), device="cpu")
 
     return Rows((starts[-1], *parts[0].shape[1:]), parts[0].dtype, read)

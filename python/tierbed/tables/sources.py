@@ -141,7 +141,7 @@ class StoredRows:
     def read(self, first: int, count: int) -> Tensor:
         """Reads rows, each from the shards that have its columns."""
         size = self._parts.size or (1,)
-        made = torch.empty((count, *size[1:]), dtype=self._parts.dtype)
+        made = torch.empty((count, *size[1:]), dtype=self._parts.dtype, device="cpu")
         held: dict[int, Tensor] = {}
         for at, piece in enumerate(self._parts.pieces):
             starts, sizes = piece.offsets or (0,), piece.sizes or (1,)

@@ -50,7 +50,7 @@ def named_tensors(table: FoundTable) -> dict[str, Rows]:
     base = table.base
     found = {f"{base}.ids": table.ids, f"{base}.shared": table.shared}
     if table.steps is not None and table.state:
-        found[f"{base}.step"] = of_tensor(torch.tensor(table.steps))
+        found[f"{base}.step"] = of_tensor(torch.tensor(table.steps, device="cpu"))
     found |= {f"{base}.{part}": rows for part, rows in table.state.items()}
     found |= {f"{base}.shared.{part}": rows for part, rows in table.shared_state.items()}
     found[f"{base}.weight"] = table.weight
@@ -200,7 +200,7 @@ def _tensors_in(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield prefix[:-1], tree
     elif isinstance(tree, int) and prefix[:-1].rpartition(".")[2] in STATE_NAMES:
-        yield prefix[:-1], torch.tensor(tree)  # SparseAdam counts its steps so.
+        yield prefix[:-1], torch.tensor(tree, device="cpu")  # SparseAdam counts its steps so.
     elif isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from _tensors_in(value, f"{prefix}{name}.")
@@ -222,7 +222,7 @@ def write_torch(tables: list[FoundTable], path: Path, report: Report) -> None:
                         file.write(bytes_of(chunk))
                 size = rows.count * rows.width
                 kind = torch.int64 if rows.dtype == torch.int64 else torch.float32
-                flat = torch.empty(0, dtype=kind)
+                flat = torch.empty(0, dtype=kind, device="cpu")
                 if size:
                     flat = torch.from_file(str(raw), shared=True, size=size, dtype=kind)
                 saved[name] = flat.view(rows.shape)

@@ -26,7 +26,9 @@ def numbers_of(table: FoundTable) -> Rows:
     """Returns the ids of a table ``[N]`` i64: its own, or the numbers of its rows."""
     if table.ids is not None:
         return table.ids
-    return Rows((table.rows,), torch.int64, lambda at, count: torch.arange(at, at + count))
+    return Rows(
+        (table.rows,), torch.int64, lambda at, count: torch.arange(at, at + count, device="cpu")
+    )
 
 
 @dataclass
