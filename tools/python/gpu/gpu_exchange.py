@@ -42,6 +42,7 @@ from gpu_measure import (
     timed,
     timed_on_host,
 )
+from gpu_told import Told
 from torch import Tensor
 
 
@@ -198,30 +199,6 @@ def over_pcie(case: Case, kernels: Any) -> dict[str, Any]:
         "unfused_vs_fused": ratio(unfused_ms, fused_ms),
         "equal": torch.equal(there[:, : case.width], unpacked[:, : case.width]),
     }
-
-
-class Told:
-    """Results, told as they come: a run that is cut off has told what it measured.
-
-    Args:
-        lines: A file for a JSON object per line, or None.
-    """
-
-    def __init__(self, lines: Path | None) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._lines = lines
-        if lines is not None:
-            lines.write_text("")
-
-    def add(self, *rows: dict[str, Any]) -> None:
-        """Prints one line per row, and writes it."""
-        self.rows += rows
-        for row in rows:
-            parts = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-            print("  ".join(parts), flush=True)
-            if self._lines is not None:
-                with self._lines.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
 
 
 def machine() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tierbed.cli.settings import numbers, words
 from tierbed_bench.checkpoints import CheckpointOptions, run_checkpoints
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.cluster import ClusterOptions, run_cluster
+from tierbed_bench.cores import PARTS as CORES_PARTS, CoresOptions, run_cores
 from tierbed_bench.examples import ExamplesOptions, run_examples
 from tierbed_bench.exchange import ExchangeOptions, run_exchange
 from tierbed_bench.fresh import FreshOptions, run_fresh
@@ -207,6 +208,23 @@ def shards(
     _told(run_shards(out, wanted, json))
 
 
+def cores(
+    *,
+    options: Annotated[CoresOptions, Fields(skip=("cores", "parts"))],
+    counts: Annotated[
+        str, typer.Option("--cores", help="Numbers of cores, by comma.")
+    ] = "1,2,4,8,16",
+    parts: Annotated[
+        str, typer.Option("--parts", help="Of training,lookups,placement.")
+    ] = ",".join(CORES_PARTS),
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Measure how training, lookups and placement scale with cores."""
+    wanted = replace(options, cores=numbers("--cores", counts, int), parts=words(parts))
+    _told(run_cores(out, wanted, json))
+
+
 def exchange(
     *,
     options: Annotated[ExchangeOptions, Fields()],
@@ -303,6 +321,7 @@ for suite in (
     tiers,
     placement,
     shards,
+    cores,
     exchange,
     serve,
     fresh,

@@ -1,0 +1,251 @@
+"""How do training, placement and lookups scale with cores?
+
+Every measurement runs in a process of its own, kept to its cores, with as many threads as cores.
+Work is the same for every number of cores, and so are the results, which the run checks.
+
+- training: a store of as many shards as cores follows a plan, memory for a share of the tables;
+- lookups: threads look up batches of a snapshot whose pages are in memory;
+- placement: a generated log is placed, whose placement must not depend on the threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tierbed._util.progress import Progress
+from tierbed._util.report import print_table, write_json
+from tierbed.config.optim import RowWiseAdagrad
+from tierbed.config.tables import EmbeddingBagConfig
+from tierbed.data.order import BatchOrder
+from tierbed.errors import InvalidError, TierbedError
+from tierbed.jagged import KeyedJaggedTensor
+from tierbed.nn.embedding import EmbeddingBagCollection
+from tierbed.placement.build import QueryLog, place
+from tierbed.serve.snapshot import Snapshot
+from tierbed.train.lookahead import lookahead
+from tierbed.train.store import Store
+from tierbed_bench.common import ratio
+from tierbed_bench.generator import GeneratedData, scale_for_rows
+from tierbed_bench.suite import write_suite
+
+__all__ = ["PARTS", "CoresOptions", "run_cores"]
+
+Row = dict[str, Any]
+PARTS = ("training", "lookups", "placement")
+TABLES, DIM, BATCH = 16, 32, 2048
+# Memory of a training store beside the rows: buffers of its shards.
+BUDGET_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoresOptions:
+    """What to measure.
+
+    Args:
+        cores: Numbers of cores; those that the machine lacks are left out.
+        parts: Which of training, lookups and placement.
+        rows: Rows of each of the 16 tables.
+        batches: Batches of an epoch, and lookups of a thread.
+        samples: Samples of the placed log.
+        rounds: Measurements of each; the median counts.
+        seed: Of all that is drawn.
+    """
+
+    cores: tuple[int, ...] = (1, 2, 4, 8, 16)
+    parts: tuple[str, ...] = PARTS
+    rows: int = 200_000
+    batches: int = 60
+    samples: int = 300_000
+    rounds: int = 3
+    seed: int = 1
+
+
+def run_cores(out: Path, options: CoresOptions, json_path: Path | None = None) -> Path:
+    """Runs the suite and writes ``cores.json`` and ``cores.png`` to ``out``."""
+    unknown = sorted(set(options.parts) - set(PARTS))
+    if unknown:
+        raise InvalidError(f"unknown parts {unknown}; there are {list(PARTS)}")
+    usable = [count for count in options.cores if count <= len(os.sched_getaffinity(0))]
+    if not usable:
+        raise InvalidError("the machine has fewer cores than asked for; --cores 1 needs one")
+    found: dict[tuple[str, int], list[Row]] = {}
+    with Progress("cores", options.rounds * len(options.parts) * len(usable), "runs") as bar:
+        # Numbers of cores in turn: other load falls on all of them.
+        for _ in range(options.rounds):
+            for part in options.parts:
+                for count in usable:
+                    found.setdefault((part, count), []).append(_measured(part, count, options))
+                    bar.advance(1, f"{part}, {count} cores")
+    rows = [_median(of_one) for of_one in found.values()]
+    for part in options.parts:
+        results = {row.pop("result") for row in rows if row["part"] == part}
+        if len(results) > 1:
+            raise InvalidError(f"{part} has other results on other numbers of cores")
+    ratios = {
+        f"{row['part']}_{row['cores']}_vs_1": ratio(row["per_s"], one["per_s"])
+        for row in rows
+        for one in rows
+        if one["part"] == row["part"] and one["cores"] == 1 != row["cores"]
+    }
+    told = {"tables": TABLES, "dim": DIM, "batch": BATCH, "rounds": options.rounds}
+    path = write_suite(out, "cores", rows, ratios, _figure(rows), told)
+    print_table("units per second by cores", rows)
+    if json_path is not None:
+        write_json(json_path, json.loads(path.read_text()))
+    return path
+
+
+def _median(rows: Sequence[Row]) -> Row:
+    return sorted(rows, key=lambda row: float(row["per_s"]))[len(rows) // 2]
+
+
+def _measured(part: str, cores: int, options: CoresOptions) -> Row:
+    """Measures in a process of its own."""
+    sizes = [options.rows, options.batches, options.samples, options.seed]
+    command = [sys.executable, "-m", __name__, part, str(cores), *map(str, sizes)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ended = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no reason was told"])[-1]
+        raise TierbedError(f"measuring {part} on {cores} cores failed: {last}")
+    row: Row = json.loads(ended.stdout.splitlines()[-1])
+    return row
+
+
+def _figure(rows: Sequence[Row]) -> Callable[[Any], None]:
+    """Speed over that of one core, by cores; a line per part."""
+
+    def draw(figure: Any) -> None:
+        plot = figure.subplots()
+        most = max(row["cores"] for row in rows)
+        plot.plot([1, most], [1, most], color="lightgray", label="linear")
+        for part in dict.fromkeys(row["part"] for row in rows):
+            of_part = sorted((row["cores"], row["per_s"]) for row in rows if row["part"] == part)
+            counts, speeds = zip(*of_part, strict=True)
+            plot.plot(counts, [speed / speeds[0] for speed in speeds], marker="o", label=part)
+        plot.set_xlabel("cores")
+        plot.set_ylabel(f"speed, that of {min(row['cores'] for row in rows)} cores is 1")
+        plot.legend()
+
+    return draw
+
+
+# ------------------------------------------------------------ in the process of a measurement
+
+
+class _Sizes:
+    def __init__(self, cores: int, words: Sequence[str]) -> None:
+        self.cores = cores
+        self.rows, self.batches, self.samples, self.seed = map(int, words)
+
+    def names(self) -> list[str]:
+        return [f"t{at}" for at in range(TABLES)]
+
+    def batch(self, generator: torch.Generator) -> KeyedJaggedTensor:
+        """Returns ids with a long tail, one per table and sample."""
+        drawn = torch.rand(TABLES * BATCH, generator=generator, dtype=torch.float64)
+        ids = (drawn.pow(4) * self.rows).long()
+        lengths = torch.ones(TABLES * BATCH, dtype=torch.int64)
+        return KeyedJaggedTensor(self.names(), ids, lengths=lengths, stride=BATCH)
+
+    def epoch(self) -> Iterator[KeyedJaggedTensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return (self.batch(generator) for _ in range(self.batches))
+
+    def tables(self) -> list[EmbeddingBagConfig]:
+        return [
+            EmbeddingBagConfig(name=name, num_embeddings=self.rows, embedding_dim=DIM)
+            for name in self.names()
+        ]
+
+
+class _Known:
+    """The batches of two epochs, in a known order."""
+
+    def __init__(self, batches: list[KeyedJaggedTensor]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        return iter([*self.batches, *self.batches])
+
+    def known_order(self) -> BatchOrder:
+        return BatchOrder("cores", lambda: iter(self.batches), 0, len(self.batches))
+
+
+def _training(sizes: _Sizes, folder: Path) -> Row:
+    batches = list(sizes.epoch())
+    with Store.open(folder / "store", dram_budget=BUDGET_BYTES, shards=sizes.cores) as store:
+        emb = EmbeddingBagCollection(sizes.tables(), store=store, optimizer=RowWiseAdagrad())
+        grad = torch.full((BATCH, TABLES * DIM), 1e-3)
+        begun_s = 0.0
+        for at, batch in enumerate(lookahead(_Known(batches), emb, window=16, key=lambda it: it)):
+            if at == sizes.batches:
+                begun_s = time.perf_counter()
+            emb(batch).values().backward(grad)  # type: ignore[no-untyped-call]
+        seconds = time.perf_counter() - begun_s
+        result = store.read_rows("t0", 0, min(sizes.rows, 10_000))
+    return {"unit": "ids", "per_s": sizes.batches * TABLES * BATCH / seconds, "result": _of(result)}
+
+
+def _lookups(sizes: _Sizes, folder: Path) -> Row:
+    with Store.open(backend="memory", dram_budget="4GiB", seed=sizes.seed) as store:
+        EmbeddingBagCollection(sizes.tables(), store=store)
+        store.publish(folder / "snapshot")
+    batches = list(sizes.epoch())
+    with Snapshot.open(folder / "snapshot", dram_budget="4GiB", readers=sizes.cores) as snapshot:
+
+        def ask(_: int = 0) -> torch.Tensor:
+            return torch.stack([snapshot.lookup(batch).values()[0] for batch in batches])
+
+        result = ask()
+        with ThreadPoolExecutor(sizes.cores) as threads:
+            begun_s = time.perf_counter()
+            list(threads.map(ask, range(sizes.cores)))
+            seconds = time.perf_counter() - begun_s
+    count = sizes.cores * sizes.batches * TABLES * BATCH
+    return {"unit": "ids", "per_s": count / seconds, "result": _of(result)}
+
+
+def _placement(sizes: _Sizes, folder: Path) -> Row:
+    data = GeneratedData(scale_for_rows(400_000), sizes.samples, 1 << 12, sizes.seed)
+    batches = data.batches(0, sizes.samples, 1 << 12)
+    samples = (batch.sparse for batch in batches)
+    log = QueryLog.from_samples(dict(data.table_sizes()), samples)
+    begun_s = time.perf_counter()
+    placement = place(log, seed=sizes.seed, threads=sizes.cores)
+    seconds = time.perf_counter() - begun_s
+    placement.write(folder / "placement")
+    result = hashlib.sha256((folder / "placement").read_bytes()).hexdigest()
+    return {"unit": "pins", "per_s": log.pin_count / seconds, "result": result}
+
+
+def _of(rows: torch.Tensor) -> str:
+    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
+
+
+def _main(part: str, cores: int, words: Sequence[str]) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    torch.set_num_threads(cores)
+    measure = {"training": _training, "lookups": _lookups, "placement": _placement}[part]
+    with tempfile.TemporaryDirectory() as folder:
+        cpu_s = time.process_time()
+        row = measure(_Sizes(cores, words), Path(folder))
+        cpu_s = time.process_time() - cpu_s
+    print(json.dumps({"part": part, "cores": cores, **row, "process_cpu_s": cpu_s}))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
