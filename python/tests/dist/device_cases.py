@@ -20,6 +20,7 @@ from test_ranks import ROWS, SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw
 
 import tierbed as tb
 from tierbed import dist as tbd
+from tierbed.dist.device import group_rows
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.torch_heap import TorchHeap, symmetric_memory
 from tierbed.dist.kernels import pool_to_ranks, step_rows
@@ -132,6 +133,43 @@ def training() -> None:
                 ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1)
     plan = tbd.ShardingPlan(2, WAYS["together"](2))
     ranks_and_one(plan, tb.Adagrad(lr=0.05), False, device_heap="pinned")
+
+
+def single_ids() -> None:
+    """Bags of one id at most are pooled without a loop; the bits are the same."""
+    told: list[bool] = []
+    pool = group_rows.pool_to_ranks
+
+    def note(*arguments: Any, **options: Any) -> None:
+        told.append(options["is_single"])
+        pool(*arguments, **options)
+
+    plan = tbd.ShardingPlan(2, WAYS["together"](2))
+    single = torch.tensor([[1, 0, 1], [1, 1, 1], [0, 0, 0], [1, 1, 0]])
+    many = single.clone()
+    many[0, 0] = 2
+    batches = []
+    for lengths in (single, many):
+        ids = torch.arange(int(lengths.sum())) % 5
+        batches.append(tb.KeyedJaggedTensor(list(ROWS), ids, lengths=lengths.view(-1)))
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as whole:
+        one = tb.EmbeddingBagCollection(TABLES, store=whole)
+        expected = [one(batch).values().detach().clone() for batch in batches]
+
+    def work(rank: Any) -> None:
+        with on_device(rank, plan, optimizer=tb.SGD()) as rows:
+            for last in (0, 1):
+                # One long bag of one rank is enough.
+                at = last if rank.rank == 1 else 0
+                assert torch.equal(rows(batches[at]).values().cpu(), expected[at])
+
+    group_rows.pool_to_ranks = note
+    try:
+        run_device_ranks(2, work)
+    finally:
+        group_rows.pool_to_ranks = pool
+    assert told.count(True) > len(told) // 2
+    assert told.count(False) >= 1
 
 
 def heaps() -> None:
@@ -389,6 +427,7 @@ if __name__ == "__main__":
     if DEVICE.type == "cpu":
         # A program is what takes the interpreter's time.
         pool_to_ranks.BAGS_MAX = 32
+        pool_to_ranks.VALUES_MAX = 32
         step_rows.ROWS_MAX = 32
     for case in sys.argv[1].split(","):
         globals()[case]()

@@ -39,11 +39,9 @@ def check(*cases: subprocess.Popen[str]) -> None:
             case.wait()
 
 
-@pytest.mark.parametrize(
-    "cases", ["heaps,stand_in,default_plan,refusals", "training", "checkpoints"]
-)
-def test_interpreted(cases: str) -> None:
-    check(start(cases, "cpu", TRITON_INTERPRET="1"))
+def test_interpreted() -> None:
+    names = "heaps,stand_in,single_ids,default_plan,refusals,checkpoints"
+    check(*(start(cases, "cpu", TRITON_INTERPRET="1") for cases in (names, "training")))
 
 
 def test_processes_share_memory_of_the_host(tmp_path: Path) -> None:
@@ -63,7 +61,9 @@ def test_without_a_gpu_the_remedy_is_told() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("case", ["heaps", "training", "checkpoints", "default_plan", "refusals"])
+@pytest.mark.parametrize(
+    "case", ["heaps", "training", "checkpoints", "single_ids", "default_plan", "refusals"]
+)
 def test_on_a_gpu(case: str) -> None:
     check(start(case, "cuda"))
 

@@ -14,10 +14,12 @@ import torch
 import tierbed as tb
 
 
-def draw_case(seed: int, dim: int, counts: list[int], is_weighted: bool) -> dict[str, torch.Tensor]:
+def draw_case(
+    seed: int, dim: int, counts: list[int], is_weighted: bool, length_max: int = 10
+) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     batch, sizes = sum(counts), [40, 7, 100]
-    lengths = torch.randint(0, 6, (len(sizes), batch), generator=generator)
+    lengths = torch.randint(0, length_max + 1, (len(sizes), batch), generator=generator)
     ids = [
         torch.randint(0, rows, (int(of_table.sum()),), generator=generator)
         for rows, of_table in zip(sizes, lengths, strict=True)
@@ -53,35 +55,61 @@ def on_cpu(case: dict[str, torch.Tensor], is_mean: bool, is_weighted: bool) -> t
         return rows(bags).values().detach().clone()
 
 
+def on_kernel(
+    case: dict[str, torch.Tensor],
+    counts: list[int],
+    is_mean: bool,
+    is_weighted: bool,
+    *,
+    is_single: bool = False,
+) -> torch.Tensor:
+    """Pools by the kernel into an output of each rank, and joins those."""
+    from tierbed.dist.kernels import pool_to_ranks as kernels
+
+    dim, lengths = case["rows"].shape[1], case["lengths"]
+    stride = 3 * dim + 4
+    outputs = [torch.full((count, stride), float("nan")) for count in counts]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    kernels.pool_to_ranks(
+        case["rows"],
+        case["first_rows"],
+        (case["ids"], offsets, case["weights"] if is_weighted else None),
+        torch.tensor([output.data_ptr() for output in outputs]),
+        case["first_samples"],
+        torch.tensor([0, dim, 2 * dim]),
+        stride,
+        is_mean=is_mean,
+        is_aligned=dim % 4 == 0,
+        is_single=is_single,
+    )
+    found = torch.cat(outputs)
+    assert found[:, 3 * dim :].isnan().all(), "wrote beside its columns"
+    return found[:, : 3 * dim].contiguous()
+
+
 def interpret() -> None:
-    from tierbed.dist.kernels import pool_to_ranks as kernels, signals
+    from tierbed.dist.kernels import signals
 
     shapes = [(64, [3, 0, 9, 2]), (8, [11, 6]), (16, [5]), (12, [4, 3]), (3, [2, 2])]
+    ways = [(False, False), (True, False), (False, True), (True, True)]
     for seed, (dim, counts) in enumerate(shapes):
-        for is_mean, is_weighted in [(False, False), (True, False), (False, True), (True, True)]:
+        for is_mean, is_weighted in ways:
             case = draw_case(seed, dim, counts, is_weighted)
             if seed == 1:
                 # Subnormal numbers, and their quotients, are kept.
                 case["rows"] *= 1e-39
-            stride = 3 * dim + 4
-            outputs = [torch.full((count, stride), float("nan")) for count in counts]
-            lengths = case["lengths"]
-            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-            kernels.pool_to_ranks(
-                case["rows"],
-                case["first_rows"],
-                (case["ids"], offsets, case["weights"] if is_weighted else None),
-                torch.tensor([output.data_ptr() for output in outputs]),
-                case["first_samples"],
-                torch.tensor([0, dim, 2 * dim]),
-                stride,
-                is_mean=is_mean,
-                is_aligned=dim % 4 == 0,
-            )
-            found = torch.cat(outputs)
-            assert found[:, 3 * dim :].isnan().all(), "wrote beside its columns"
             expected = on_cpu(case, is_mean, is_weighted)
-            assert torch.equal(found[:, : 3 * dim], expected), (dim, is_mean, is_weighted)
+            found = on_kernel(case, counts, is_mean, is_weighted)
+            assert torch.equal(found, expected), (dim, is_mean, is_weighted)
+    for is_mean, is_weighted in ways:
+        # Bags of no id and of one, by the loop and without it.
+        case = draw_case(9, 12, [11, 30], is_weighted, length_max=1)
+        case["rows"][::2] *= -0.0
+        expected = on_cpu(case, is_mean, is_weighted)
+        for is_single in (False, True):
+            found = on_kernel(case, [11, 30], is_mean, is_weighted, is_single=is_single)
+            # Zeros of either sign are equal, and their bits are not.
+            assert torch.equal(found.view(torch.int32), expected.view(torch.int32)), is_single
 
     pads = [torch.zeros(2, 32, dtype=torch.int32) for _ in range(2)]
     signals.signal_ranks(torch.tensor([pads[0][1].data_ptr(), pads[1][1].data_ptr()]), 7)
@@ -131,33 +159,55 @@ def width_of(dim: int) -> int:
 
 
 def compile_pool(dim: int) -> None:
+    for is_mean in (False, True) if dim == 64 else (True,):
+        ptx = pool_ptx(dim, is_mean, is_single=False)
+        first_add = ptx.index("add.rn.f32")
+        first_row = next(re.finditer(ROW_LOAD, ptx)).start()
+        indices = re.findall(r"ld\.global\.L1::evict_first[.\w:]*\.b64", ptx[:first_row])
+        assert len(indices) >= 4, "an index waits for a row"
+        assert len(re.findall(ROW_LOAD, ptx[:first_add])) >= 4, "rows wait for one another"
+    for is_mean in (False, True) if dim == 64 else (False,):
+        ptx = pool_ptx(dim, is_mean, is_single=True)
+        assert "bra" not in ptx, "a bag of one id needs no loop"
+        assert "shfl.sync.bfly" not in ptx, "a bag of one id needs no longest bag"
+
+
+# Rows skip the first cache.
+ROW_LOAD = r"ld\.global\.cg[.\w]*"
+
+
+def pool_ptx(dim: int, is_mean: bool, is_single: bool) -> str:
     from tierbed.dist.kernels import pool_to_ranks as pool
     from tierbed.dist.kernels.launch import OPTIONS
 
-    bags, warps = pool.pool_tile(dim)
-    for is_mean in (False, True):
-        ptx = compiled(
-            pool.pool_to_ranks_kernel,
-            {"rows": "*fp32", "weights": "*fp32", "batch": "i32", "stride": "i32"},
-            {
-                "dim": dim,
-                "width": width_of(dim),
-                "is_aligned": dim % 4 == 0,
-                "rank_count": 4,
-                "bags_per_program": bags,
-                "is_weighted": is_mean,
-                "is_mean": is_mean,
-            },
-            {**OPTIONS, "num_warps": warps},
-            aligned=["stride"],
-        )
-        check_rounding(ptx)
-        check_wide(ptx, dim, "ld")
-        stores = re.findall(r"st\.global[.\w]*", ptx)
-        assert stores, "the kernel stores nothing"
-        if dim % 4 == 0 and dim >= 64:
-            assert all(".v4.b32" in store for store in stores), stores
-            print(f"stores {sorted(set(stores))}")
+    tile = pool.pool_tile(dim, is_single=is_single)
+    ptx = compiled(
+        pool.pool_to_ranks_kernel,
+        {"rows": "*fp32", "weights": "*fp32", "batch": "i32", "stride": "i32"},
+        {
+            "dim": dim,
+            "width": width_of(dim),
+            "is_aligned": dim % 4 == 0,
+            "rank_count": 4,
+            "bags_per_program": tile.bags,
+            "rows_at_once": tile.rows_at_once,
+            "is_single": is_single,
+            "is_weighted": is_mean,
+            "is_mean": is_mean,
+        },
+        {**OPTIONS, "num_warps": tile.warps},
+        aligned=["stride"],
+    )
+    check_rounding(ptx)
+    loads, stores = re.findall(ROW_LOAD, ptx), re.findall(r"st\.global\.cs[.\w]*", ptx)
+    assert loads, "rows of one use fill the first cache"
+    assert stores, "outputs fill the caches, or nothing is stored"
+    assert "L1::evict_first" in ptx, "indices fill the caches"
+    if dim % 4 == 0 and dim >= 64:
+        assert all(".v4.b32" in load for load in loads), loads
+        assert all(".v4.b32" in store for store in stores), stores
+        print(f"stores {sorted(set(stores))}")
+    return ptx
 
 
 def compile_put(dim: int) -> None:

@@ -21,6 +21,7 @@ class RankBatch:
         indices: ``[E]`` i64.
         offsets: ``[F*samples+1]`` i64.
         weights: ``[E]`` f32, or None.
+        longest: ``[F]``, ids of each feature's longest bag, or None where that is not known.
     """
 
     samples: int
@@ -28,6 +29,7 @@ class RankBatch:
     indices: Tensor
     offsets: Tensor
     weights: Tensor | None
+    longest: Sequence[int] | None = None
 
     @classmethod
     def of(
@@ -36,7 +38,12 @@ class RankBatch:
         """Makes one of a batch as the engine takes it, feature after feature."""
         samples = (offsets.numel() - 1) // feature_count
         starts = torch.arange(feature_count + 1, device=offsets.device) * samples
-        return cls(samples, offsets[starts].tolist(), indices, offsets, weights)
+        lengths = torch.diff(offsets).view(feature_count, samples)
+        longest = lengths.amax(dim=1) if samples else lengths.new_zeros(feature_count)
+        # All numbers at once: a device is waited for but one time.
+        told = torch.cat([offsets[starts], longest]).tolist()
+        bounds, longest_of = told[: feature_count + 1], told[feature_count + 1 :]
+        return cls(samples, bounds, indices, offsets, weights, longest_of)
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,14 @@ class JoinedBags:
         indices: ``[E]`` i64.
         offsets: ``[F*B+1]`` i64.
         weights: ``[E]`` f32, or None.
+        is_single: Whether it is known that no bag has more than one id.
     """
 
     samples: Sequence[int]
     indices: Tensor
     offsets: Tensor
     weights: Tensor | None
+    is_single: bool = False
 
 
 def join_batches(batches: Sequence[RankBatch], features: Sequence[int]) -> JoinedBags:
@@ -75,4 +84,8 @@ def join_batches(batches: Sequence[RankBatch], features: Sequence[int]) -> Joine
         torch.cat(ids),
         offsets,
         torch.cat(weights) if weights else None,
+        is_single=all(
+            batch.longest is not None and all(batch.longest[feature] <= 1 for feature in features)
+            for batch in batches
+        ),
     )

@@ -150,17 +150,17 @@ def sweep(case: Case, kernels: Any, deadline: float) -> list[dict[str, Any]]:
     """Measures other tiles of the kernel, and puts back its own."""
     own = kernels.pool.pool_tile
     outputs = [torch.empty(count, RANKS * case.width, device=DEVICE) for count in case.counts]
-    rows = []
-    for bags, warps in [(4, 1), (4, 2), (8, 2), (8, 4), (16, 4), (16, 8)]:
+    found = []
+    for bags, rows, warps in [(1, 4, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1), (4, 4, 1), (4, 4, 2)]:
         if time.perf_counter() > deadline:
             break
-        kernels.pool.pool_tile = lambda _dim, tile=(bags, warps): tile
+        tile = kernels.pool.PoolTile(bags=bags, rows_at_once=rows, warps=warps)
+        kernels.pool.pool_tile = lambda *_, tile=tile, **__: tile
         ms = timed(lambda: case.pool(kernels, outputs), repeats=7)
-        rows.append(
-            {"part": "tile", "load": case.load.name, "bags": bags, "warps": warps, "ms": ms}
-        )
+        told = {"bags": bags, "rows_at_once": rows, "warps": warps, "ms": ms}
+        found.append({"part": "tile", "load": case.load.name, **told})
     kernels.pool.pool_tile = own
-    return rows
+    return found
 
 
 def over_pcie(case: Case, kernels: Any) -> dict[str, Any]:

@@ -124,6 +124,7 @@ class Case:
             self.columns + first_column,
             outputs[0].shape[1],
             is_mean=is_mean,
+            is_single=self.load.longest <= 1,
         )
 
     def reference(self, is_mean: bool, is_weighted: bool) -> Tensor:

@@ -86,8 +86,9 @@ class PublishedBatches:
         samples_max, indices_max = options.samples_max, options.indices_max
         self._heap = heap
         self._features = features
-        # Samples, whether gradients of weights are wanted, then where each feature's ids begin.
-        self._bounds = heap.alloc((features + 3,), torch.int64)
+        # Samples, whether gradients of weights are wanted, where each feature's ids begin, and how
+        # long its longest bag is.
+        self._bounds = heap.alloc((2 * features + 3,), torch.int64)
         self._ids = heap.alloc((indices_max,), torch.int64)
         self._offsets = heap.alloc((features * samples_max + 1,), torch.int64)
         self._weights = heap.alloc((indices_max,), torch.float32) if is_weighted else None
@@ -95,7 +96,10 @@ class PublishedBatches:
     def write(self, turn: int, batch: RankBatch, wants_weights: bool) -> None:
         """Publishes this rank's batch; the signal is the caller's."""
         count = batch.indices.numel()
-        self._bounds.local(turn).copy_(torch.tensor([batch.samples, wants_weights, *batch.bounds]))
+        # Where it is not known how long bags are, two ids stand for any number.
+        longest = [2] * self._features if batch.longest is None else batch.longest
+        told = [batch.samples, wants_weights, *batch.bounds, *longest]
+        self._bounds.local(turn).copy_(torch.tensor(told))
         self._ids.local(turn)[:count].copy_(batch.indices)
         self._offsets.local(turn)[: batch.offsets.numel()].copy_(batch.offsets)
         if self._weights is not None and batch.weights is not None:
@@ -110,7 +114,8 @@ class PublishedBatches:
         ranks = range(self._heap.count)
         told = torch.stack([self._bounds.peer(rank, turn) for rank in ranks]).tolist()
         batches = []
-        for rank, (samples, _, *bounds) in enumerate(told):
+        for rank, (samples, _, *numbers) in enumerate(told):
+            bounds, longest = numbers[: self._features + 1], numbers[self._features + 1 :]
             batches.append(
                 RankBatch(
                     samples,
@@ -120,6 +125,7 @@ class PublishedBatches:
                     None
                     if self._weights is None
                     else self._near(self._weights.peer(rank, turn)[: bounds[-1]]),
+                    longest,
                 )
             )
         return batches, any(wants for _, wants, *_ in told)

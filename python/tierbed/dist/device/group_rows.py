@@ -51,6 +51,7 @@ class GroupRows:
             self._stride,
             is_mean=self.group.is_mean,
             is_aligned=self._is_aligned,
+            is_single=bags.is_single,
         )
 
     def pool_own(self, batch: RankBatch, outputs: Tensor, rank: int) -> None:

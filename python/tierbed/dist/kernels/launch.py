@@ -35,7 +35,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         kernel[(programs,)](*arguments, **constants)
 
 
-def tile(width: int, items_max: int, values_max: int) -> tuple[int, int]:
+def tile(width: int, items_max: int, values_max: int, warps: int | None = None) -> tuple[int, int]:
     """Returns how many items a program takes together, and by how many warps.
 
     Registers are few: a thread holds at most ``values_max`` numbers of the items.
@@ -44,8 +44,10 @@ def tile(width: int, items_max: int, values_max: int) -> tuple[int, int]:
         width: Numbers of an item, a power of two.
         items_max: Most items.
         values_max: Most numbers of a thread.
+        warps: Of a program; by default as many as the width asks for.
     """
-    warps = 2 if width <= 128 else 4 if width <= 512 else 8
+    if warps is None:
+        warps = 2 if width <= 128 else 4 if width <= 512 else 8
     return max(1, min(items_max, values_max * 32 * warps // width)), warps
 
 

@@ -6,28 +6,105 @@ packed before or unpacked after. Source: PGAS §III, Listing 2. Differs: a tile 
 instead of one, and 128-bit stores, because a peer's memory is best written in whole sectors.
 
 Rows are added in index order in float32, products rounded before they are added, so that the bits
-are those of the CPU kernels. Data stores are plain; what orders them are the signals launched
-behind them on the same stream (``signals.py``).
+are those of the CPU kernels. Some rows of a bag are on their way at once: a thread loads their
+indices, then the rows, then adds them in order. Data stores are plain; what orders them are the
+signals launched behind them on the same stream (``signals.py``).
+
+Indices and outputs pass through the caches once; rows skip the first one, where none is found
+again, and may stay in the second.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
+from tierbed.dist.kernels.sums import none_yet
 from tierbed.errors import InvalidError
 
-__all__ = ["pool_tile", "pool_to_ranks", "pool_to_ranks_kernel"]
+__all__ = ["PoolTile", "pool_tile", "pool_to_ranks", "pool_to_ranks_kernel"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolTile:
+    """What a program of the kernel takes at a time.
+
+    Args:
+        bags: Bags of a program.
+        rows_at_once: Rows of each bag that are loaded together.
+        warps: Warps of a program.
+    """
+
+    bags: int
+    rows_at_once: int
+    warps: int
+
 
 # Most bags of a program: more of them lengthen the loop to the longest one.
 BAGS_MAX = 8
+# Most bags where no bag has two ids: there is no loop then.
+SINGLES_MAX = 32
+# Numbers that a thread holds of a row: one load of 128 bits.
+VALUES_MAX = 4
+# Rows of a bag that are loaded before the first is added.
+ROWS_AT_ONCE = 4
 
 
-def pool_tile(dim: int) -> tuple[int, int]:
-    """Returns bags of a program, and warps for them."""
-    return tile(triton.next_power_of_2(dim), BAGS_MAX, 16)
+def pool_tile(dim: int, *, is_single: bool = False) -> PoolTile:
+    """Returns what a program takes at a time.
+
+    Either way a thread waits for four loads at once: of one bag's rows, or of four bags.
+    """
+    width = triton.next_power_of_2(dim)
+    warps = min(8, max(1, width // 128))
+    if is_single:
+        bags, warps = tile(width, SINGLES_MAX, VALUES_MAX * ROWS_AT_ONCE, warps)
+        return PoolTile(bags=bags, rows_at_once=1, warps=warps)
+    bags, warps = tile(width, BAGS_MAX, VALUES_MAX, warps)
+    return PoolTile(bags=bags, rows_at_once=ROWS_AT_ONCE, warps=warps)
+
+
+@triton.jit
+def add_rows(
+    total,
+    rows,
+    first_row,
+    indices,
+    weights,
+    start,
+    end,
+    column,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    is_weighted: tl.constexpr,
+    rows_at_once: tl.constexpr,
+):
+    """Adds the next ``rows_at_once`` rows of each bag to ``total``, in order."""
+    row_ids, factors, loaded = none_yet(), none_yet(), none_yet()
+    for ahead in tl.static_range(rows_at_once):
+        at = start + ahead
+        index = tl.load(indices + at, mask=at < end, other=0, eviction_policy="evict_first")
+        row_ids = row_ids + (first_row + index,)
+        if is_weighted:
+            weight = tl.load(weights + at, mask=at < end, other=0.0, eviction_policy="evict_first")
+            factors = factors + (weight,)
+    for ahead in tl.static_range(rows_at_once):
+        is_there = (start + ahead < end)[:, None]
+        if width != dim:
+            is_there = is_there & (column < dim)[None, :]
+        place = rows + row_ids[ahead][:, None] * dim + column[None, :]
+        loaded = loaded + (tl.load(place, mask=is_there, cache_modifier=".cg"),)
+    for ahead in tl.static_range(rows_at_once):
+        values = loaded[ahead]
+        if is_weighted:
+            values = factors[ahead][:, None] * values
+        # Not adding zeros: -0 and NaN stay what they are.
+        total = tl.where((start + ahead < end)[:, None], total + values, total)
+    return total
 
 
 # Numbers that differ from batch to batch make no kernel of their own.
@@ -48,6 +125,8 @@ def pool_to_ranks_kernel(
     is_aligned: tl.constexpr,
     rank_count: tl.constexpr,
     bags_per_program: tl.constexpr,
+    rows_at_once: tl.constexpr,
+    is_single: tl.constexpr,
     is_weighted: tl.constexpr,
     is_mean: tl.constexpr,
 ):
@@ -59,38 +138,40 @@ def pool_to_ranks_kernel(
     start = tl.load(offsets + feature * batch + bag, mask=is_bag, other=0)
     end = tl.load(offsets + feature * batch + bag + 1, mask=is_bag, other=0)
     first_row = tl.load(first_rows + feature)
-    column = tl.arange(0, width)
-    is_column = column[None, :] < dim
-    total = tl.zeros((bags_per_program, width), tl.float32)
-    for at in range(tl.max(end - start, axis=0)):
-        is_index = start + at < end
-        row = first_row + tl.load(indices + start + at, mask=is_index, other=0)
-        is_there = is_index[:, None]
-        if width != dim:
-            is_there = is_there & is_column
-        values = tl.load(rows + row[:, None] * dim + column[None, :], mask=is_there)
-        if is_weighted:
-            weight = tl.load(weights + start + at, mask=is_index, other=0.0)
-            values = weight[:, None] * values
-        # Not adding zeros: -0 and NaN stay what they are.
-        total = tl.where(is_index[:, None], total + values, total)
-    if is_mean:
-        count = tl.maximum(end - start, 1).to(tl.float32)
-        total = tl.div_rn(total, tl.broadcast_to(count[:, None], (bags_per_program, width)))
+    # Known before the rows come.
     rank = tl.zeros((bags_per_program,), tl.int32)
     for other in tl.static_range(1, rank_count):
         rank += (bag >= tl.load(first_samples + other)).to(tl.int32)
     sample = bag - tl.load(first_samples + rank, mask=is_bag, other=0)
     output = tl.load(outputs + rank, mask=is_bag, other=0).to(tl.pointer_type(tl.float32))
-    word = sample.to(tl.int64) * stride + tl.load(output_columns + feature)
+    output_column = tl.load(output_columns + feature)
+    column = tl.arange(0, width)
+    total = tl.zeros((bags_per_program, width), tl.float32)
+    if is_single:
+        total = add_rows(
+            total, rows, first_row, indices, weights, start, end, column,
+            dim, width, is_weighted, 1,
+        )  # fmt: skip
+    else:
+        for ahead in range(0, tl.max(end - start, axis=0), rows_at_once):
+            total = add_rows(
+                total, rows, first_row, indices, weights, start + ahead, end, column,
+                dim, width, is_weighted, rows_at_once,
+            )  # fmt: skip
+        # A bag of one id is its mean.
+        if is_mean:
+            count = tl.maximum(end - start, 1).to(tl.float32)
+            count = tl.broadcast_to(count[:, None], (bags_per_program, width))
+            total = tl.div_rn(total, count)
+    word = sample.to(tl.int64) * stride + output_column
     place = output[:, None] + word[:, None] + column[None, :]
     if is_aligned:
         # The compiler cannot see through addresses from memory that rows are aligned.
         place = tl.max_contiguous(tl.multiple_of(place, (1, 16)), (1, width))
     is_there = is_bag[:, None]
     if width != dim:
-        is_there = is_there & is_column
-    tl.store(place, total, mask=is_there)
+        is_there = is_there & (column < dim)[None, :]
+    tl.store(place, total, mask=is_there, cache_modifier=".cs")
 
 
 def pool_to_ranks(
@@ -104,6 +185,7 @@ def pool_to_ranks(
     *,
     is_mean: bool = False,
     is_aligned: bool = True,
+    is_single: bool = False,
 ) -> None:
     """Pools all bags into the outputs of all ranks, of every rank its samples.
 
@@ -119,6 +201,7 @@ def pool_to_ranks(
         is_mean: Whether vectors are divided by their bag's number of ids.
         is_aligned: Whether ``dim``, ``stride`` and all of ``output_columns`` are multiples of 4:
             stores have 128 bits then.
+        is_single: Whether no bag has more than one id; more ids of a bag are not seen then.
 
     Raises:
         InvalidError: ``is_aligned`` is said of a shape that is not.
@@ -129,11 +212,10 @@ def pool_to_ranks(
     indices, offsets, weights = bags
     feature_count = first_rows.numel()
     batch = (offsets.numel() - 1) // feature_count
-    bags_per_program, warps = pool_tile(dim)
-    programs = feature_count * triton.cdiv(batch, bags_per_program)
+    chosen = pool_tile(dim, is_single=is_single)
     launch(
         pool_to_ranks_kernel,
-        programs,
+        feature_count * triton.cdiv(batch, chosen.bags),
         rows,
         first_rows,
         indices,
@@ -148,9 +230,11 @@ def pool_to_ranks(
         width=triton.next_power_of_2(dim),
         is_aligned=is_aligned,
         rank_count=outputs.numel(),
-        bags_per_program=bags_per_program,
+        bags_per_program=chosen.bags,
+        rows_at_once=chosen.rows_at_once,
+        is_single=is_single,
         is_weighted=weights is not None,
         is_mean=is_mean,
-        num_warps=warps,
+        num_warps=chosen.warps,
         **OPTIONS,
     )

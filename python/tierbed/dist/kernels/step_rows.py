@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
+from tierbed.dist.kernels.sums import LANES, sum_products
 from tierbed.errors import InvalidError
 
 __all__ = [
@@ -29,13 +30,10 @@ __all__ = [
     "step_rows",
     "step_rows_kernel",
     "step_tile",
-    "sum_products",
 ]
 
 # Optimizers that the kernel knows.
 KINDS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 2}
-# Lanes of the fixed order in which squares are added (`Kernels::dot`).
-LANES = tl.constexpr(16)
 # Most rows of a program.
 ROWS_MAX = 4
 
@@ -104,23 +102,6 @@ def sort_uses(
         scales=None if scales is None else scales[order],
         counts=None if counts is None else counts[order],
     )
-
-
-@triton.jit
-def sum_products(left, right, dim: tl.constexpr, width: tl.constexpr, row_count: tl.constexpr):
-    """Returns sums of products in the order of the CPU kernels: lane by lane, then a tree."""
-    column = tl.arange(0, width)
-    products = tl.where(column[None, :] < dim, left * right, 0.0)
-    by_part = tl.reshape(products, (row_count, width // LANES, LANES))
-    part = tl.arange(0, width // LANES)
-    lanes = tl.zeros((row_count, LANES), tl.float32)
-    for at in tl.static_range(width // LANES):
-        # One part among zeros: whatever order they are added in, that is the part.
-        lanes += tl.sum(tl.where((part == at)[None, :, None], by_part, 0.0), axis=1)
-    lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 8)), axis=1)
-    lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 4)), axis=1)
-    lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 2)), axis=1)
-    return tl.sum(lanes, axis=1)
 
 
 @triton.jit(do_not_specialize=["row_total"])

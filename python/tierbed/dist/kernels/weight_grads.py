@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch
-from tierbed.dist.kernels.step_rows import product_tile, sum_products
+from tierbed.dist.kernels.step_rows import product_tile
+from tierbed.dist.kernels.sums import sum_products
 
 __all__ = ["uses_tile", "weight_grads", "weight_grads_kernel"]
 
