@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import sys
 
+import step_cases
 import torch
+from compile_kit import DIMS, check_rounding, check_wide, compiled, width_of
 
 import tierbed as tb
 
@@ -88,6 +90,7 @@ def on_kernel(
 
 
 def interpret() -> None:
+    step_cases.interpret_all()
     from tierbed.dist.kernels import signals
 
     shapes = [(64, [3, 0, 9, 2]), (8, [11, 6]), (16, [5]), (12, [4, 3]), (3, [2, 2])]
@@ -122,40 +125,12 @@ def interpret() -> None:
     assert signals.wait_for_ranks(pads[0], (1 << 31) + 3, spins=3).tolist()[1] == 1
 
 
-# One and odd numbers, powers of two, and wide rows: each has tiles of its own.
-DIMS = [1, 2, 4, 12, 16, 36, 64, 128, 256, 512, 1024]
-
-
 def compile_for_sm_90() -> None:
     for dim in DIMS:
         compile_pool(dim)
         compile_put(dim)
-        compile_step(dim, "row_wise_adagrad")
-        compile_weight_grads(dim)
-    for kind in ("sgd", "adagrad"):
-        compile_step(64, kind)
+    step_cases.compile_all()
     compile_signals()
-
-
-def check_rounding(ptx: str) -> None:
-    """Every operation is rounded once, as the CPU rounds it."""
-    assert "fma." not in ptx, "a product was not rounded before it was added"
-    assert "div.full" not in ptx, "a quotient is not rounded as IEEE 754 says"
-    assert "sqrt.approx" not in ptx, "a root is not rounded as IEEE 754 says"
-    assert ".ftz" not in ptx, "a subnormal number becomes zero"
-
-
-def check_wide(ptx: str, dim: int, what: str) -> None:
-    """Vectors whose elements are a multiple of four are moved 16 bytes at a time."""
-    if dim % 4 == 0 and dim >= 64:
-        moved = re.findall(what + r"\.global[.\w]*", ptx)
-        assert any(".v4.b32" in one for one in moved), (dim, sorted(set(moved)))
-
-
-def width_of(dim: int) -> int:
-    import triton
-
-    return int(triton.next_power_of_2(dim))
 
 
 def compile_pool(dim: int) -> None:
@@ -225,47 +200,6 @@ def compile_put(dim: int) -> None:
     check_wide(ptx, dim, "st")
 
 
-def compile_step(dim: int, kind: str) -> None:
-    from tierbed.dist.kernels import step_rows as step
-    from tierbed.dist.kernels.launch import OPTIONS
-
-    rows, warps = step.step_tile(dim)
-    floats = ["weights", "state", "scales", "counts", "grads"]
-    ptx = compiled(
-        step.step_rows_kernel,
-        dict.fromkeys(floats, "*fp32")
-        | {"use_counts": "*i32", "row_total": "i32"}
-        | dict.fromkeys(["lr", "eps", "weight_decay"], "fp32"),
-        {
-            "dim": dim,
-            "width": max(16, width_of(dim)),
-            "kind": step.KINDS[kind],
-            "is_aligned": dim % 4 == 0,
-            "is_weighted": True,
-            "is_mean": True,
-            "has_decay": True,
-            "rows_per_program": rows,
-        },
-        {**OPTIONS, "num_warps": warps},
-    )
-    check_rounding(ptx)
-    check_wide(ptx, dim, "ld")
-
-
-def compile_weight_grads(dim: int) -> None:
-    from tierbed.dist.kernels import weight_grads as dots
-    from tierbed.dist.kernels.launch import OPTIONS
-
-    uses, warps = dots.uses_tile(dim)
-    ptx = compiled(
-        dots.weight_grads_kernel,
-        dict.fromkeys(["weights", "counts", "grads"], "*fp32") | {"use_total": "i32"},
-        {"dim": dim, "width": max(16, width_of(dim)), "is_mean": True, "uses_per_program": uses},
-        {**OPTIONS, "num_warps": warps},
-    )
-    check_rounding(ptx)
-
-
 def compile_signals() -> None:
     from tierbed.dist.kernels import signals
 
@@ -281,57 +215,6 @@ def compile_signals() -> None:
     )
     assert "ld.global.acquire.sys.b32" in ptx, "what is behind a wait may come before it"
     assert "atom." not in ptx, "words in memory of the host are not read and written at once"
-
-
-def compiled(
-    kernel: object,
-    types: dict[str, str],
-    constants: dict[str, object],
-    options: dict[str, object],
-    aligned: list[str] | None = None,
-) -> str:
-    """Compiles for sm_90 and returns the PTX; what has no type is a pointer to i64."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = kernel.arg_names  # type: ignore[attr-defined]
-    signature = {name: types.get(name, "*i64") for name in names}
-    signature |= dict.fromkeys(constants, "constexpr")
-    whole = [name for name in names if signature[name].startswith("*")] + (aligned or [])
-    built = triton.compile(
-        ASTSource(
-            fn=kernel,
-            signature=signature,
-            constexprs=constants,
-            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in whole},
-        ),
-        target=GPUTarget("cuda", 90, 32),
-        options=options,
-    )
-    registers = registers_of(built)
-    assert 0 < registers <= 128, registers
-    print(f"{names[0]}: registers {registers}", flush=True)
-    return str(built.asm["ptx"])
-
-
-def registers_of(built: object) -> int:
-    """Reads the registers of a thread from the cubin, by the disassembler in Triton's wheel."""
-    import subprocess
-    import tempfile
-    from pathlib import Path
-
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])  # type: ignore[attr-defined]
-        file.flush()
-        told = subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-        )
-    found = re.search(r"REG:(\d+)", told.stdout + told.stderr)
-    return int(found[1]) if found else 0
 
 
 if __name__ == "__main__":

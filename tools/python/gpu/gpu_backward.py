@@ -23,7 +23,14 @@ def uses_of(case: Case, kernels: Any) -> Any:
     bag = torch.repeat_interleave(lengths, output_size=case.count)
     table, sample = bag // case.load.batch, bag % case.load.batch
     rows = case.first_rows[table] + case.ids
-    return kernels.step.sort_uses(rows, sample * case.width + case.columns[table], None, None)
+    grads_at = sample * case.width + case.columns[table]
+    totals = {"row_total": case.rows.shape[0], "grad_total": case.load.batch * case.width}
+    return kernels.uses.sort_uses(rows, grads_at, None, None, **totals)
+
+
+def rows_in(uses: Any) -> int:
+    """Returns how many rows a batch uses."""
+    return int(uses.row_of_use[-1]) + 1 if uses.row_of_use.numel() else 0
 
 
 def numbers_of(kernels: Any, kind: str) -> Any:
@@ -42,7 +49,7 @@ def check_backward(kernels: Any) -> list[dict[str, Any]]:
         uses = uses_of(case, kernels)
         expected = case.rows.cpu().numpy().copy()
         flat, bounds = grads.cpu().numpy().reshape(-1), uses.bounds.tolist()
-        for at, row in enumerate(uses.rows.tolist()):
+        for at, row in enumerate(uses.rows[: rows_in(uses)].tolist()):
             total = np.zeros(48, np.float32)
             for begin in uses.grads_at[bounds[at] : bounds[at + 1]].tolist():
                 total += flat[begin : begin + 48]
@@ -112,7 +119,8 @@ def measure_step(case: Case, kernels: Any, copy: float | None) -> dict[str, Any]
         "row_wise_adagrad": torch.zeros(case.rows.shape[0], 1, device=DEVICE),
     }
     uses = uses_of(case, kernels)
-    longest = int(torch.diff(uses.bounds).max()) if case.count else 0
+    touched = rows_in(uses)
+    longest = int(torch.diff(uses.bounds[: touched + 1]).max()) if touched else 0
     sort_ms = timed(lambda: uses_of(case, kernels), repeats=5)
 
     def step(kind: str) -> None:
@@ -121,7 +129,6 @@ def measure_step(case: Case, kernels: Any, copy: float | None) -> dict[str, Any]
 
     ms = {kind: timed(lambda kind=kind: step(kind), repeats=7) for kind in state}  # type: ignore[misc]
     atomic_ms = timed(lambda: add_atomically(case, grads), repeats=5)
-    touched = uses.rows.numel()
     moved = case.count * (load.dim * 4 + 16) + touched * (load.dim * 8 + 24)
     sgd_ms = ms["sgd"]
     share = None if sgd_ms is None or copy is None else moved / (sgd_ms / 1e3) / copy

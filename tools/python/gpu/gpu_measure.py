@@ -27,13 +27,15 @@ DEVICE = "cpu" if IS_DRY else "cuda"
 def load_kernels() -> Any:
     """Imports the kernels, of an installed package or of this checkout without its engine."""
     try:
-        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows
+        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows, uses
     except ImportError:
         package = types.ModuleType("tierbed")
         package.__path__ = [str(Path(__file__).parents[3] / "python" / "tierbed")]
         sys.modules["tierbed"] = package
-        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows
-    return types.SimpleNamespace(pool=pool_to_ranks, signals=signals, put=put_grads, step=step_rows)
+        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows, uses
+    return types.SimpleNamespace(
+        pool=pool_to_ranks, signals=signals, put=put_grads, step=step_rows, uses=uses
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from tierbed.dist.device.plan import Group
 from tierbed.dist.device.store import Arena
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
 from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
-from tierbed.dist.kernels.step_rows import StepNumbers, sort_uses, step_rows
+from tierbed.dist.kernels.step_rows import StepNumbers, step_rows
+from tierbed.dist.kernels.uses import sort_uses
 from tierbed.dist.kernels.weight_grads import weight_grads
 
 __all__ = ["WORDS_PER_STORE", "GroupRows"]
@@ -78,7 +79,14 @@ class GroupRows:
         counts = lengths[bag].to(torch.float32) if self.group.is_mean else None
         if places is not None:
             weight_grads(arena.weights, rows, grads_at, counts, grads, places)
-        uses = sort_uses(rows, grads_at, bags.weights, counts)
+        uses = sort_uses(
+            rows,
+            grads_at,
+            bags.weights,
+            counts,
+            row_total=arena.weights.shape[0],
+            grad_total=grads.numel(),
+        )
         numbers = StepNumbers(
             kind=optimizer.kind,
             lr=float(optimizer.lr),

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
 from tierbed.dist.kernels.sums import LANES, sum_products
+from tierbed.dist.kernels.uses import Uses
 from tierbed.errors import InvalidError
 
 __all__ = [
     "KINDS",
     "StepNumbers",
-    "Uses",
     "product_tile",
-    "sort_uses",
     "step_rows",
     "step_rows_kernel",
     "step_tile",
@@ -69,53 +67,19 @@ class StepNumbers:
     weight_decay: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uses:
-    """The uses of a batch, sorted by row, then by position.
-
-    Args:
-        rows: ``[U]`` i64, the rows.
-        bounds: ``[U+1]`` i64, where the uses of each begin and end.
-        grads_at: ``[E]`` i64, where the gradient of each use's bag begins in the matrix.
-        scales: ``[E]`` f32, weights of the uses, or None.
-        counts: ``[E]`` f32, ids of each use's bag for a mean, or None.
-    """
-
-    rows: Tensor
-    bounds: Tensor
-    grads_at: Tensor
-    scales: Tensor | None
-    counts: Tensor | None
-
-
-def sort_uses(
-    row_of_use: Tensor, grads_at: Tensor, scales: Tensor | None, counts: Tensor | None
-) -> Uses:
-    """Sorts uses given in the order of their positions; each ``[E]``."""
-    rows, order = torch.sort(row_of_use, stable=True)
-    unique, lengths = torch.unique_consecutive(rows, return_counts=True)
-    bounds = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, dim=0)])
-    return Uses(
-        rows=unique,
-        bounds=bounds,
-        grads_at=grads_at[order],
-        scales=None if scales is None else scales[order],
-        counts=None if counts is None else counts[order],
-    )
-
-
-@triton.jit(do_not_specialize=["row_total"])
+@triton.jit(do_not_specialize=["use_total"])
 def step_rows_kernel(
     weights,
     state,
     use_counts,
     rows,
     bounds,
+    row_of_use,
     grads_at,
     scales,
     counts,
     grads,
-    row_total,
+    use_total,
     lr,
     eps,
     weight_decay,
@@ -129,7 +93,12 @@ def step_rows_kernel(
     rows_per_program: tl.constexpr,
 ):
     """Steps ``rows_per_program`` rows; see :func:`step_rows`."""
-    at_row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
+    # There are programs for as many rows as could be; most have nothing to do.
+    row_total = tl.load(row_of_use + use_total - 1) + 1
+    first = tl.program_id(0) * rows_per_program
+    if first >= row_total:
+        return
+    at_row = first + tl.arange(0, rows_per_program)
     is_row = at_row < row_total
     start = tl.load(bounds + at_row, mask=is_row, other=0)
     end = tl.load(bounds + at_row + 1, mask=is_row, other=0)
@@ -138,7 +107,7 @@ def step_rows_kernel(
     grad = tl.zeros((rows_per_program, width), tl.float32)
     for at in range(tl.max(end - start, axis=0)):
         is_use = start + at < end
-        place = tl.load(grads_at + start + at, mask=is_use, other=0)
+        place = tl.load(grads_at + start + at, mask=is_use, other=0).to(tl.int64)
         is_there = is_use[:, None] & is_column
         source = grads + place[:, None] + column[None, :]
         if is_aligned:
@@ -151,7 +120,7 @@ def step_rows_kernel(
             count = tl.load(counts + start + at, mask=is_use, other=1.0)
             values = tl.div_rn(values, tl.broadcast_to(count[:, None], (rows_per_program, width)))
         grad = tl.where(is_there, grad + values, grad)
-    row = tl.load(rows + at_row, mask=is_row, other=0)
+    row = tl.load(rows + at_row, mask=is_row, other=0).to(tl.int64)
     is_there = is_row[:, None] & is_column
     place = row[:, None] * dim + column[None, :]
     weight = tl.load(weights + place, mask=is_there, other=0.0)
@@ -201,23 +170,24 @@ def step_rows(
     Raises:
         InvalidError: ``is_aligned`` is said of a dim that is not.
     """
-    dim, row_total = weights.shape[1], uses.rows.numel()
+    (row_total, dim), use_total = weights.shape, uses.rows.numel()
     if is_aligned and dim % 4:
         raise InvalidError(f"dim {dim} is no multiple of 4")
     rows_per_program, warps = step_tile(dim)
     launch(
         step_rows_kernel,
-        triton.cdiv(row_total, rows_per_program),
+        triton.cdiv(min(use_total, row_total), rows_per_program),
         weights,
         weights if state.numel() == 0 else state,
         use_counts,
         uses.rows,
         uses.bounds,
+        uses.row_of_use,
         uses.grads_at,
         grads if uses.scales is None else uses.scales,
         grads if uses.counts is None else uses.counts,
         grads,
-        row_total,
+        use_total,
         numbers.lr,
         numbers.eps,
         numbers.weight_decay,
