@@ -58,14 +58,15 @@ def compiled(
         target=GPUTarget("cuda", 90, 32),
         options=options,
     )
-    registers = registers_of(built)
+    registers, stack_bytes = used_by(built)
     assert 0 < registers <= 128, registers
+    assert stack_bytes == 0, "values do not fit into registers"
     print(f"{names[0]}: registers {registers}", flush=True)
     return str(built.asm["ptx"])
 
 
-def registers_of(built: object) -> int:
-    """Reads the registers of a thread from the cubin, by the disassembler in Triton's wheel."""
+def used_by(built: object) -> tuple[int, int]:
+    """Reads the registers and the bytes of stack of a thread from the cubin, by Triton's tool."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -75,5 +76,6 @@ def registers_of(built: object) -> int:
         told = subprocess.run(
             [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
         )
-    found = re.search(r"REG:(\d+)", told.stdout + told.stderr)
-    return int(found[1]) if found else 0
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout + told.stderr)
+    assert found is not None, told.stdout
+    return int(found[1]), int(found[2])

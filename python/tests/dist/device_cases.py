@@ -429,5 +429,7 @@ if __name__ == "__main__":
         pool_to_ranks.BAGS_MAX = 32
         pool_to_ranks.VALUES_MAX = 32
         step_rows.ROWS_MAX = 32
+        # So that some rows of small batches have many uses.
+        step_rows.MANY = 8
     for case in sys.argv[1].split(","):
         globals()[case]()

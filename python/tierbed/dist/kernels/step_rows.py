@@ -5,7 +5,10 @@ uses one after the other and applies one optimizer step each. One writer per row
 additions: the bits are those of the engine's update (``tierbed-kernels``), whatever the number of
 ranks. Source: FBGEMM, exact fused optimizers. Differs: no atomic additions.
 
-A row that is used very often is one program's long loop; dividing it would change the bits.
+A row that is used very often is one program's long loop; dividing it would change the bits. Such
+rows have a launch of their own, a row per program, in which a thread loads the gradients of many
+uses before it adds the first. No list of them is made: some use of theirs stands at a multiple of
+:data:`MANY`, and the program of the first such multiple takes the row.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
-from tierbed.dist.kernels.sums import LANES, sum_products
+from tierbed.dist.kernels.sums import LANES, none_yet, sum_products
 from tierbed.dist.kernels.uses import Uses
 from tierbed.errors import InvalidError
 
 __all__ = [
     "KINDS",
     "StepNumbers",
+    "StepTile",
     "product_tile",
     "step_rows",
     "step_rows_kernel",
@@ -34,11 +38,37 @@ __all__ = [
 KINDS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 2}
 # Most rows of a program.
 ROWS_MAX = 4
+# Uses that make a row one of those with a program of their own.
+MANY = 64
+# Uses that are loaded together: of a row with few, and of one with many.
+FEW_AT_ONCE = 2
+MANY_AT_ONCE = 16
 
 
-def step_tile(dim: int) -> tuple[int, int]:
-    """Returns rows of a program, and warps for them: gradient, row and state are held together."""
-    return product_tile(dim, ROWS_MAX)
+@dataclass(frozen=True, kw_only=True)
+class StepTile:
+    """What a program of the kernel takes at a time.
+
+    Args:
+        rows: Rows of a program.
+        uses_at_once: Uses of each row whose gradients are loaded together.
+        warps: Warps of a program.
+    """
+
+    rows: int
+    uses_at_once: int
+    warps: int
+
+
+def step_tile(dim: int, *, is_many: bool = False) -> StepTile:
+    """Returns what a program takes: gradient, row and state are held together."""
+    if is_many:
+        width = max(LANES.value, triton.next_power_of_2(dim))
+        # Two numbers of a row for each thread: those of many uses fit into registers.
+        warps = min(16, max(1, width // 64))
+        return StepTile(rows=1, uses_at_once=MANY_AT_ONCE, warps=warps)
+    rows, warps = product_tile(dim, ROWS_MAX)
+    return StepTile(rows=rows, uses_at_once=FEW_AT_ONCE, warps=warps)
 
 
 def product_tile(dim: int, items_max: int) -> tuple[int, int]:
@@ -67,6 +97,55 @@ class StepNumbers:
     weight_decay: float
 
 
+@triton.jit
+def add_uses(
+    grad,
+    grads,
+    grads_at,
+    scales,
+    counts,
+    start,
+    end,
+    column,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    row_count: tl.constexpr,
+    is_aligned: tl.constexpr,
+    is_weighted: tl.constexpr,
+    is_mean: tl.constexpr,
+    uses_at_once: tl.constexpr,
+):
+    """Adds the gradients of the next ``uses_at_once`` uses of each row to ``grad``, in order."""
+    places, factors, sizes, loaded = none_yet(), none_yet(), none_yet(), none_yet()
+    for ahead in tl.static_range(uses_at_once):
+        at = start + ahead
+        place = tl.load(grads_at + at, mask=at < end, other=0, eviction_policy="evict_first")
+        places = places + (place.to(tl.int64),)
+        if is_weighted:
+            factor = tl.load(scales + at, mask=at < end, other=0.0, eviction_policy="evict_first")
+            factors = factors + (factor,)
+        if is_mean:
+            size = tl.load(counts + at, mask=at < end, other=1.0, eviction_policy="evict_first")
+            sizes = sizes + (size,)
+    for ahead in tl.static_range(uses_at_once):
+        source = grads + places[ahead][:, None] + column[None, :]
+        if is_aligned:
+            # The compiler cannot see that places from memory are multiples of 4.
+            source = tl.max_contiguous(tl.multiple_of(source, (1, 16)), (1, width))
+        is_there = (start + ahead < end)[:, None] & (column < dim)[None, :]
+        loaded = loaded + (tl.load(source, mask=is_there, other=0.0, cache_modifier=".cg"),)
+    for ahead in tl.static_range(uses_at_once):
+        values = loaded[ahead]
+        if is_weighted:
+            values = factors[ahead][:, None] * values
+        if is_mean:
+            size = tl.broadcast_to(sizes[ahead][:, None], (row_count, width))
+            values = tl.div_rn(values, size)
+        is_there = (start + ahead < end)[:, None] & (column < dim)[None, :]
+        grad = tl.where(is_there, grad + values, grad)
+    return grad
+
+
 @triton.jit(do_not_specialize=["use_total"])
 def step_rows_kernel(
     weights,
@@ -91,35 +170,37 @@ def step_rows_kernel(
     is_mean: tl.constexpr,
     has_decay: tl.constexpr,
     rows_per_program: tl.constexpr,
+    uses_at_once: tl.constexpr,
+    many: tl.constexpr,
+    is_many: tl.constexpr,
 ):
     """Steps ``rows_per_program`` rows; see :func:`step_rows`."""
     # There are programs for as many rows as could be; most have nothing to do.
-    row_total = tl.load(row_of_use + use_total - 1) + 1
-    first = tl.program_id(0) * rows_per_program
-    if first >= row_total:
+    if is_many:
+        use = tl.program_id(0) * many
+        first = tl.load(row_of_use + use)
+        begin = tl.load(bounds + first)
+        is_idle = (tl.load(bounds + first + 1) - begin < many) | (use - begin >= many)
+    else:
+        first = tl.program_id(0) * rows_per_program
+        is_idle = first > tl.load(row_of_use + use_total - 1)
+    if is_idle:
         return
     at_row = first + tl.arange(0, rows_per_program)
-    is_row = at_row < row_total
+    is_row = at_row <= tl.load(row_of_use + use_total - 1)
     start = tl.load(bounds + at_row, mask=is_row, other=0)
     end = tl.load(bounds + at_row + 1, mask=is_row, other=0)
+    if not is_many:
+        is_row = is_row & (end - start < many)
+        end = tl.where(is_row, end, start)
     column = tl.arange(0, width)
     is_column = (column < dim)[None, :]
     grad = tl.zeros((rows_per_program, width), tl.float32)
-    for at in range(tl.max(end - start, axis=0)):
-        is_use = start + at < end
-        place = tl.load(grads_at + start + at, mask=is_use, other=0).to(tl.int64)
-        is_there = is_use[:, None] & is_column
-        source = grads + place[:, None] + column[None, :]
-        if is_aligned:
-            # The compiler cannot see that places from memory are multiples of 4.
-            source = tl.max_contiguous(tl.multiple_of(source, (1, 16)), (1, width))
-        values = tl.load(source, mask=is_there, other=0.0)
-        if is_weighted:
-            values = tl.load(scales + start + at, mask=is_use, other=0.0)[:, None] * values
-        if is_mean:
-            count = tl.load(counts + start + at, mask=is_use, other=1.0)
-            values = tl.div_rn(values, tl.broadcast_to(count[:, None], (rows_per_program, width)))
-        grad = tl.where(is_there, grad + values, grad)
+    for ahead in range(0, tl.max(end - start, axis=0), uses_at_once):
+        grad = add_uses(
+            grad, grads, grads_at, scales, counts, start + ahead, end, column,
+            dim, width, rows_per_program, is_aligned, is_weighted, is_mean, uses_at_once,
+        )  # fmt: skip
     row = tl.load(rows + at_row, mask=is_row, other=0).to(tl.int64)
     is_there = is_row[:, None] & is_column
     place = row[:, None] * dim + column[None, :]
@@ -173,32 +254,43 @@ def step_rows(
     (row_total, dim), use_total = weights.shape, uses.rows.numel()
     if is_aligned and dim % 4:
         raise InvalidError(f"dim {dim} is no multiple of 4")
-    rows_per_program, warps = step_tile(dim)
-    launch(
-        step_rows_kernel,
-        triton.cdiv(min(use_total, row_total), rows_per_program),
-        weights,
-        weights if state.numel() == 0 else state,
-        use_counts,
-        uses.rows,
-        uses.bounds,
-        uses.row_of_use,
-        uses.grads_at,
-        grads if uses.scales is None else uses.scales,
-        grads if uses.counts is None else uses.counts,
-        grads,
-        use_total,
-        numbers.lr,
-        numbers.eps,
-        numbers.weight_decay,
-        dim=dim,
-        width=max(16, triton.next_power_of_2(dim)),
-        kind=KINDS[numbers.kind],
-        is_aligned=is_aligned,
-        is_weighted=uses.scales is not None,
-        is_mean=uses.counts is not None,
-        has_decay=numbers.weight_decay != 0.0,
-        rows_per_program=rows_per_program,
-        num_warps=warps,
-        **OPTIONS,
-    )
+    constants = {
+        "dim": dim,
+        "width": max(LANES.value, triton.next_power_of_2(dim)),
+        "kind": KINDS[numbers.kind],
+        "is_aligned": is_aligned,
+        "is_weighted": uses.scales is not None,
+        "is_mean": uses.counts is not None,
+        "has_decay": numbers.weight_decay != 0.0,
+        "many": MANY,
+    }
+    for is_many in (True, False):
+        chosen = step_tile(dim, is_many=is_many)
+        if is_many:
+            programs = 0 if use_total < MANY else triton.cdiv(use_total, MANY)
+        else:
+            programs = triton.cdiv(min(use_total, row_total), chosen.rows)
+        launch(
+            step_rows_kernel,
+            programs,
+            weights,
+            weights if state.numel() == 0 else state,
+            use_counts,
+            uses.rows,
+            uses.bounds,
+            uses.row_of_use,
+            uses.grads_at,
+            grads if uses.scales is None else uses.scales,
+            grads if uses.counts is None else uses.counts,
+            grads,
+            use_total,
+            numbers.lr,
+            numbers.eps,
+            numbers.weight_decay,
+            rows_per_program=chosen.rows,
+            uses_at_once=chosen.uses_at_once,
+            is_many=is_many,
+            num_warps=chosen.warps,
+            **constants,
+            **OPTIONS,
+        )
