@@ -23,7 +23,7 @@ from tierbed import dist as tbd
 from tierbed.dist.device import group_rows
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.torch_heap import TorchHeap, symmetric_memory
-from tierbed.dist.kernels import pool_to_ranks, step_rows
+from tierbed.dist.kernels import pool_to_ranks, put_grads, step_rows
 from tierbed.dist.lending import Lender
 
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
@@ -428,6 +428,7 @@ if __name__ == "__main__":
         # A program is what takes the interpreter's time.
         pool_to_ranks.BAGS_MAX = 32
         pool_to_ranks.VALUES_MAX = 32
+        put_grads.SAMPLES_MAX = 32
         step_rows.ROWS_MAX = 32
         # So that some rows of small batches have many uses.
         step_rows.MANY = 8

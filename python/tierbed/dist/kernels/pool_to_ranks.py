@@ -23,7 +23,6 @@ import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
-from tierbed.dist.kernels.sums import none_yet
 from tierbed.errors import InvalidError
 
 __all__ = ["PoolTile", "pool_tile", "pool_to_ranks", "pool_to_ranks_kernel"]
@@ -84,7 +83,7 @@ def add_rows(
     rows_at_once: tl.constexpr,
 ):
     """Adds the next ``rows_at_once`` rows of each bag to ``total``, in order."""
-    row_ids, factors, loaded = none_yet(), none_yet(), none_yet()
+    row_ids, factors, loaded = (), (), ()
     for ahead in tl.static_range(rows_at_once):
         at = start + ahead
         index = tl.load(indices + at, mask=at < end, other=0, eviction_policy="evict_first")

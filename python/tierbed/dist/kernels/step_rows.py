@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
-from tierbed.dist.kernels.sums import LANES, none_yet, sum_products
+from tierbed.dist.kernels.sums import LANES, sum_products
 from tierbed.dist.kernels.uses import Uses
 from tierbed.errors import InvalidError
 
@@ -116,7 +116,7 @@ def add_uses(
     uses_at_once: tl.constexpr,
 ):
     """Adds the gradients of the next ``uses_at_once`` uses of each row to ``grad``, in order."""
-    places, factors, sizes, loaded = none_yet(), none_yet(), none_yet(), none_yet()
+    places, factors, sizes, loaded = (), (), (), ()
     for ahead in tl.static_range(uses_at_once):
         at = start + ahead
         place = tl.load(grads_at + at, mask=at < end, other=0, eviction_policy="evict_first")

@@ -1,20 +1,14 @@
-"""Sums in the order of the CPU kernels, and what kernels keep until they add it."""
+"""Sums in the order of the CPU kernels."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = ["LANES", "none_yet", "sum_products"]
+__all__ = ["LANES", "sum_products"]
 
 # Lanes of the fixed order in which products are added (`Kernels::dot`).
 LANES = tl.constexpr(16)
-
-
-@triton.jit
-def none_yet():
-    """Returns the tuple that a kernel adds values to, one by one."""
-    return ()
 
 
 @triton.jit
