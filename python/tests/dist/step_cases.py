@@ -103,7 +103,11 @@ def check_rows_of_many_uses() -> None:
     step_rows.MANY = 8
     # Below, at and above what makes a row one of many uses; at multiples and between them.
     for lengths in ([8], [7], [3, 8, 7, 21, 1, 8, 16], [40, 1, 9, 15, 2]):
-        for dim, kind, has_factors in [(12, "sgd", True), (33, "row_wise_adagrad", False)]:
+        for dim, kind, has_factors in [
+            (12, "sgd", True),
+            (33, "row_wise_adagrad", False),
+            (128, "row_wise_adagrad", False),
+        ]:
             generator = torch.Generator().manual_seed(len(lengths))
             rows = torch.cat([torch.full((n,), 2 * at) for at, n in enumerate(lengths)])
             rows = rows[torch.randperm(len(rows), generator=generator)]
@@ -202,6 +206,10 @@ def compile_weight_grads(dim: int) -> None:
         {**OPTIONS, "num_warps": warps},
     )
     check_rounding(ptx)
+    # A product is added once, by the thread that has its lane; the others are the tree.
+    lanes = max(1, uses * 16 // (32 * warps))
+    assert ptx.count("add.rn.f32") <= lanes * max(16, width_of(dim)) // 16 + 9, dim
+    assert len(ptx.splitlines()) < 800 + 2 * dim, dim
 
 
 # What fits into 32 bits.

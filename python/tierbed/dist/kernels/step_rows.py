@@ -74,10 +74,9 @@ def step_tile(dim: int, *, is_many: bool = False) -> StepTile:
 def product_tile(dim: int, items_max: int) -> tuple[int, int]:
     """As :func:`~tierbed.dist.kernels.launch.tile`, for a kernel that sums products of its items.
 
-    The parts of a wide sum take as many registers again.
+    The lanes of a sum are :data:`~tierbed.dist.kernels.sums.LANES` at least.
     """
-    width = max(LANES.value, triton.next_power_of_2(dim))
-    return tile(width, items_max, 8 if width <= 128 else 4)
+    return tile(max(LANES.value, triton.next_power_of_2(dim)), items_max, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
