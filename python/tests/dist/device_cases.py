@@ -427,7 +427,7 @@ if __name__ == "__main__":
     if DEVICE.type == "cpu":
         # A program is what takes the interpreter's time.
         pool_to_ranks.BAGS_MAX = 32
-        pool_to_ranks.VALUES_MAX = 32
+        pool_to_ranks.LOAD_BYTES = 128
         put_grads.SAMPLES_MAX = 32
         step_rows.ROWS_MAX = 32
         # So that some rows of small batches have many uses.
