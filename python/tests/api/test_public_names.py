@@ -30,6 +30,7 @@ PUBLIC = [
     "EmbeddingConfig",
     "Follow",
     "FrequencyAdmissionStrategy",
+    "HotRows",
     "InvalidError",
     "IoError",
     "IoOptions",
@@ -92,7 +93,7 @@ PARAMETERS = {
     "Store.steps_done": "self table",
     "Store.set_steps_done": "self table steps",
     "Store.set_learning_rate": "self lr tables",
-    "Snapshot.open": "path dram_budget backend cache resident misses readers io",
+    "Snapshot.open": "path dram_budget backend cache resident misses readers io device hot",
     "TierBudget": "limit epoch_groups",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "

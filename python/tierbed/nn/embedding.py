@@ -125,7 +125,10 @@ class Collection(nn.Module):
         self._binding.is_open = any(config.num_embeddings is None for config in self._configs)
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
         self._binding.hook = self._hook
+        if self._device is None:
+            self._device = getattr(store, "device", None)
         self._binding.set_device(self._device)
+        self._binding.device_rows = getattr(store, "device_rows", None)
         self._still_hook = torch.zeros(1, device="cpu")
 
     @classmethod

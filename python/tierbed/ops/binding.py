@@ -25,7 +25,7 @@ from tierbed.ops.steps import StepGuard
 if TYPE_CHECKING:
     from tierbed.report.observer import Observer
 
-__all__ = ["Bags", "Binding", "Readable", "find_binding"]
+__all__ = ["Bags", "Binding", "PoolsOnDevice", "Readable", "find_binding"]
 
 # What makes outputs: one call of it is cheaper than naming the dtype to torch.empty.
 _FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -73,6 +73,13 @@ class Readable(Protocol):
         """Pools rows into ``out``."""
 
 
+class PoolsOnDevice(Protocol):
+    """Rows on a device, and lookups of them."""
+
+    def pool(self, binding: Binding, bags: Bags) -> Tensor | None:
+        """Looks bags up on the device; None when the host must."""
+
+
 class Binding:
     """A store and a feature plan, known to the operators by ``handle``.
 
@@ -112,6 +119,8 @@ class Binding:
         """Tables whose rows do not train."""
         self.device: torch.device | None = None
         """Where outputs go; None: where ids are."""
+        self.device_rows: PoolsOnDevice | None = None
+        """Rows of a snapshot that are on the device."""
         self._link: Link | None = None
         self._later: futures.Future[None] | None = None
         self._position: tuple[int, int] | None = None
@@ -149,6 +158,11 @@ class Binding:
             The output, and along a plan the token of the batch for :meth:`step`.
         """
         indices, offsets, weights = bags
+        if self.device_rows is not None:
+            pooled = self.device_rows.pool(self, bags)
+            if pooled is not None:
+                self._note(indices, offsets)
+                return pooled.to(self.output_device(ids_device)), None
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
         link = self._link_at(ids_device)
         if link is None:
@@ -161,12 +175,15 @@ class Binding:
             token = store.lookup(self.plan, indices, offsets, weights, out, is_training)
         else:
             self.native.lookup(self.plan, indices, offsets, weights, out)
-        if self.observer is not None:
-            self.observer.note(self.tables, indices, offsets)
+        self._note(indices, offsets)
         if link is not None:
             return link.to_device(out), token
         target = self.output_device(ids_device)
         return out if target.type == "cpu" else out.to(target), token
+
+    def _note(self, indices: Tensor, offsets: Tensor) -> None:
+        if self.observer is not None:
+            self.observer.note(self.tables, indices, offsets)
 
     def step(
         self,

@@ -12,6 +12,7 @@ from tierbed.serve.cache import (
     TierTable,
 )
 from tierbed.serve.follow import Follow
+from tierbed.serve.hot_rows import HotRows
 from tierbed.serve.neighbours import Neighbours, find_neighbours
 from tierbed.serve.resident import plan_tiers
 from tierbed.serve.route import Route, ShardClient
@@ -38,6 +39,7 @@ __all__ = [
     "CacheTier",
     "DividedTable",
     "Follow",
+    "HotRows",
     "Limits",
     "ModelFeature",
     "NeighbourTier",

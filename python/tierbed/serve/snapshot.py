@@ -21,13 +21,15 @@ from tierbed._util.bytes import parse_bytes, parse_limit
 from tierbed.config.io import IoOptions
 from tierbed.config.tables import is_own
 from tierbed.config.words import MissMode, Pooling, SnapshotBackend, check_word
-from tierbed.errors import ClosedError, InvalidError
+from tierbed.errors import ClosedError, InvalidError, UnsupportedError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
 from tierbed.ops.binding import Binding
+from tierbed.ops.links import as_device
 from tierbed.report.observer import Observer
 from tierbed.results import SnapshotReport
 from tierbed.serve.cache import CacheOptions, TierPlan, cache_parts
+from tierbed.serve.hot_rows import DeviceRows, HotRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -154,6 +156,8 @@ class Snapshot:
         self._bindings: dict[tuple[tuple[int, ...], str], Binding] = {}
         self._given: dict[str, Any] | None = None
         self._observer = Observer(native)
+        self._device: torch.device | None = None
+        self._device_rows: DeviceRows | None = None
 
     @classmethod
     def open(
@@ -167,6 +171,8 @@ class Snapshot:
         misses: MissMode = "read",
         readers: int | None = None,
         io: IoOptions | None = None,
+        device: torch.device | str | None = None,
+        hot: HotRows | None = None,
     ) -> Self:
         """Opens the snapshot at ``path`` for reading.
 
@@ -189,10 +195,14 @@ class Snapshot:
                 fewer in small budgets. ``stats()["snapshot"]["reader_count"]`` tells how many there
                 are.
             io: How its files are read.
+            device: Where outputs go, such as ``"cuda"``; by default where ids are.
+            hot: Rows that are kept on ``device``, with the bits of the others. They were never on a
+                GPU so far.
 
         Raises:
             InvalidError: Not a snapshot, a budget that is too small, or options that do not fit
                 each other.
+            UnsupportedError: Hot rows without Triton.
             CorruptionError: Pages or manifest do not verify.
         """
         tiers = cache if isinstance(cache, CacheOptions) else CacheOptions(tiers=cache)
@@ -217,7 +227,11 @@ class Snapshot:
             "misses": misses,
             "readers": readers,
             "io": io,
+            "device": device,
+            "hot": hot,
         }
+        if hot is not None and device is None:
+            raise InvalidError('hot rows need a device; name it, as device="cuda"')
         kept = [] if resident is None else _resident(folder, resident, dram_budget)
         shared = None if tiers.budget is None else tiers.budget.native
         snapshot = cls(NativeSnapshot(folder, options, kept, shared), folder)
@@ -226,7 +240,19 @@ class Snapshot:
         snapshot._absolute_path = _absolute(folder)
         if options["cache_bytes_max"] != 0:
             snapshot._tell_of_empty_tiers()
+        if device is not None:
+            snapshot._use_device(as_device(device), hot)
         return snapshot
+
+    def _use_device(self, device: torch.device, hot: HotRows | None) -> None:
+        self._device = device
+        if hot is None:
+            return
+        try:
+            self._device_rows = DeviceRows(self._native, self._tables, device, hot)
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def apply(
@@ -278,6 +304,16 @@ class Snapshot:
     def native(self) -> NativeSnapshot:
         """The engine's snapshot, for collections and servers."""
         return self._native
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where outputs go; None: where ids are."""
+        return self._device
+
+    @property
+    def device_rows(self) -> DeviceRows | None:
+        """The rows that are kept on the device."""
+        return self._device_rows
 
     @property
     def path(self) -> str:
@@ -372,6 +408,8 @@ class Snapshot:
             binding = Binding(
                 self._native, tables, [pooling] * len(tables), dims, observer=self._observer
             )
+            binding.set_device(self._device)
+            binding.device_rows = self._device_rows
             self._bindings[key] = binding
         return binding
 
@@ -392,8 +430,15 @@ class Snapshot:
         return self._native.verify()
 
     def stats(self) -> dict[str, Any]:
-        """Returns counters of lookups, the cache, the budget and the disk."""
-        return self._native.stats()
+        """Returns counters of lookups, the cache, the budget and the disk.
+
+        With hot rows also ``device``: their number and bytes, ids that were there or not, and
+        lookups that the host made instead.
+        """
+        stats: dict[str, Any] = self._native.stats()
+        if self._device_rows is not None:
+            stats["device"] = self._device_rows.stats()
+        return stats
 
     def record(
         self,
@@ -426,7 +471,12 @@ class Snapshot:
 
         Raises:
             InvalidError: The snapshot records already, or tables that cannot share pages.
+            UnsupportedError: Rows are on a device, whose lookups the engine does not see.
         """
+        if self._device_rows is not None:
+            raise UnsupportedError(
+                "lookups of rows on a device are not recorded; open the snapshot without hot rows"
+            )
         if tables is None:
             tables = [str(table["name"]) for table in self.tables()]
         groups = [(group,) if isinstance(group, str) else tuple(group) for group in tables]
@@ -470,6 +520,7 @@ class Snapshot:
     def close(self) -> None:
         """Gives back memory and files."""
         self._bindings.clear()
+        self._device_rows = None
         self._native.close()
 
     def __enter__(self) -> Self:
