@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from compile_cases import watched
 from heap_kit import StandIn, check_heap, run_device_ranks
 from test_ranks import ROWS, SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw, join
 
@@ -170,6 +171,19 @@ def single_ids() -> None:
         group_rows.pool_to_ranks = pool
     assert told.count(True) > len(told) // 2
     assert told.count(False) >= 1
+
+
+def compiled_before() -> None:
+    """No step launches what was not compiled when the collection was made."""
+    for name, count, optimizer, is_weighted in [
+        ("together", 2, tb.SGD(lr=0.05), False),
+        ("mirrored", 2, tb.RowWiseAdagrad(lr=0.05), True),
+    ]:
+        plan = tbd.ShardingPlan(count, WAYS[name](count))
+        with watched() as (compiled, launched):
+            ranks_and_one(plan, optimizer, is_weighted)
+        assert launched, "nothing was launched"
+        assert not launched - compiled, launched - compiled
 
 
 def heaps() -> None:

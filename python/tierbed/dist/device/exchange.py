@@ -30,6 +30,7 @@ from tierbed.dist.device.plan import DevicePlan, Group
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import ExchangeOptions, Serving
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
+from tierbed.dist.kernels.launch import compiling
 from tierbed.dist.kernels.put_grads import put_grads
 from tierbed.dist.lending import Lender
 from tierbed.errors import ClosedError, InvalidError, UnsupportedError
@@ -94,6 +95,7 @@ class DeviceExchange:
         self._step = 0
         self._grads_step = 0
         self._failure: str | None = None
+        self._compile(is_weighted)
 
     @property
     def is_trainable(self) -> bool:
@@ -141,6 +143,22 @@ class DeviceExchange:
         """As :meth:`tierbed.dist.exchange.Exchange.close`."""
         with self._on_device():
             self._heap.close()
+
+    def _compile(self, is_weighted: bool) -> None:
+        """Compiles all kernels of a step, on all ranks, before the first one is waited for."""
+        width = self._plan.widths[self._rank]
+        with self._on_device(), compiling():
+            for launch in self._launches:
+                begins = self._outputs.peer_ptrs(0)
+                launch.compile(begins, self._grads.local(0), width, is_weighted=is_weighted)
+            grad = torch.zeros((1, self._plan.output_dim), device=self._heap.device)
+            # A gradient that autograd made may lie anywhere.
+            for is_aligned in {self._is_aligned, False}:
+                matrices = self._grads.peer_ptrs(0)[self._run_holders]
+                put_grads(grad, self._runs, matrices, 0, self._dim_max, is_aligned=is_aligned)
+            self._pad.signal(Channel.IDS, 0)
+            self._pad.wait(Channel.IDS, 0)
+        self._heap.gather(None)
 
     def _forward(self, own: RankBatch, wants: tuple[bool, bool]) -> tuple[int, Tensor]:
         self._step += 1

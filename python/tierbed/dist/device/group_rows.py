@@ -61,6 +61,23 @@ class GroupRows:
         bounds = torch.tensor([0, batch.samples], device=outputs.device)
         self.pool(bags, outputs[rank : rank + 1], bounds)
 
+    def compile(self, outputs: Tensor, grads: Tensor, width: int, *, is_weighted: bool) -> None:
+        """Calls everything that a step of ranks does, with one id, to compile its kernels.
+
+        Called within :func:`tierbed.dist.kernels.launch.compiling`: nothing is written.
+        """
+        device, ranks = outputs.device, outputs.numel()
+        features, samples = len(self.group.features), ranks
+        indices = torch.zeros(1, dtype=torch.int64, device=device)
+        offsets = torch.ones(features * samples + 1, dtype=torch.int64, device=device)
+        offsets[0] = 0
+        weights = torch.ones(1, device=device) if is_weighted else None
+        for is_single in (False, True):
+            bags = JoinedBags([1] * ranks, indices, offsets, weights, is_single)
+            told = outputs[:1] if self.group.is_mirrored else outputs
+            self.pool(bags, told, torch.arange(told.numel() + 1, device=device))
+        self.step(bags, grads, width, indices if is_weighted else None)
+
     def step(self, bags: JoinedBags, grads: Tensor, width: int, places: Tensor | None) -> None:
         """Steps the rows of ``bags``; ``grads`` is this rank's matrix, ``width`` columns.
 

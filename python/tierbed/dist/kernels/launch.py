@@ -6,7 +6,9 @@ threads that launch a kernel for the first time would both compile it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,9 +16,10 @@ from triton.runtime import JITFunction
 
 from tierbed.errors import InvalidError
 
-__all__ = ["OPTIONS", "check_device", "is_interpreted", "launch", "tile"]
+__all__ = ["OPTIONS", "check_device", "compiling", "is_interpreted", "launch", "tile"]
 
 _TURNS = threading.Lock()
+_THREAD = threading.local()
 # Products are rounded before they are added: no fused multiply-add. Subnormal numbers stay what
 # they are in quotients and roots, whatever Triton's library does by default.
 OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
@@ -28,11 +31,32 @@ def is_interpreted(kernel: Any) -> bool:
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Launches ``programs`` programs on the current stream; none when there is nothing to do."""
+    """Launches ``programs`` programs on the current stream; none when there is nothing to do.
+
+    Within :func:`compiling` it compiles the kernel for these arguments instead.
+    """
+    if getattr(_THREAD, "compiles", False):
+        with _TURNS:
+            kernel.warmup(*arguments, grid=(1,), **constants)
+        return
     if programs == 0:
         return
     with _TURNS:
         kernel[(programs,)](*arguments, **constants)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Compiles what this thread would launch, and launches nothing.
+
+    A kernel that is first launched in a step is compiled there, for seconds, while other ranks
+    wait.
+    """
+    _THREAD.compiles = True
+    try:
+        yield
+    finally:
+        _THREAD.compiles = False
 
 
 def tile(width: int, items_max: int, values_max: int, warps: int | None = None) -> tuple[int, int]:
