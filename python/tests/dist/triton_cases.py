@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import step_cases
+import tiles_cases
 import torch
 from compile_kit import DIMS, check_rounding, check_wide, compiled, width_of
 
@@ -134,6 +135,7 @@ def refuse_types() -> None:
 
 def interpret() -> None:
     step_cases.interpret_all()
+    tiles_cases.interpret_all()
     shapes = [(64, [3, 0, 9, 2]), (8, [11, 6]), (16, [5]), (12, [4, 3]), (3, [2, 2])]
     ways = [(False, False), (True, False), (False, True), (True, True)]
     for seed, (dim, counts) in enumerate(shapes):

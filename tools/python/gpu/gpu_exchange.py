@@ -147,19 +147,19 @@ def measure(case: Case, kernels: Any, copy: float | None) -> dict[str, Any]:
 
 
 def sweep(case: Case, kernels: Any, deadline: float) -> list[dict[str, Any]]:
-    """Measures other tiles of the kernel, and puts back its own."""
-    own = kernels.pool.pool_tile
+    """Measures other tiles of the kernel."""
     outputs = [torch.empty(count, RANKS * case.width, device=DEVICE) for count in case.counts]
     found = []
     for bags, rows, warps in [(1, 4, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1), (4, 4, 1), (4, 4, 2)]:
         if time.perf_counter() > deadline:
             break
-        tile = kernels.pool.PoolTile(bags=bags, rows_at_once=rows, warps=warps)
-        kernels.pool.pool_tile = lambda *_, tile=tile, **__: tile
-        ms = timed(lambda: case.pool(kernels, outputs), repeats=7)
-        told = {"bags": bags, "rows_at_once": rows, "warps": warps, "ms": ms}
-        found.append({"part": "tile", "load": case.load.name, **told})
-    kernels.pool.pool_tile = own
+        tile = {"bags": bags, "rows_at_once": rows, "warps": warps}
+        tried = kernels.tiles.MeasuredTile(
+            gpu="any", kernel="pool_to_ranks", width=case.load.dim, tile=tile
+        )
+        tiles = kernels.tiles.Tiles((tried,))
+        ms = timed(lambda tiles=tiles: case.pool(kernels, outputs, tiles=tiles), repeats=7)  # type: ignore[misc]
+        found.append({"part": "tile", "load": case.load.name, **tile, "ms": ms})
     return found
 
 

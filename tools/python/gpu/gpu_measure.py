@@ -27,14 +27,19 @@ DEVICE = "cpu" if IS_DRY else "cuda"
 def load_kernels() -> Any:
     """Imports the kernels, of an installed package or of this checkout without its engine."""
     try:
-        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows, uses
+        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows, tiles, uses
     except ImportError:
         package = types.ModuleType("tierbed")
         package.__path__ = [str(Path(__file__).parents[3] / "python" / "tierbed")]
         sys.modules["tierbed"] = package
-        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows, uses
+        from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows, tiles, uses
     return types.SimpleNamespace(
-        pool=pool_to_ranks, signals=signals, put=put_grads, step=step_rows, uses=uses
+        pool=pool_to_ranks,
+        signals=signals,
+        put=put_grads,
+        step=step_rows,
+        tiles=tiles,
+        uses=uses,
     )
 
 
@@ -112,6 +117,7 @@ class Case:
         is_mean: bool = False,
         is_weighted: bool = False,
         first_column: int = 0,
+        tiles: Any = None,
     ) -> None:
         """Pools into ``outputs``, ``[samples, stride]`` of each rank, from a column on."""
         first_samples = self.first_samples
@@ -127,6 +133,7 @@ class Case:
             outputs[0].shape[1],
             is_mean=is_mean,
             is_single=self.load.longest <= 1,
+            tiles=tiles,
         )
 
     def reference(self, is_mean: bool, is_weighted: bool) -> Tensor:

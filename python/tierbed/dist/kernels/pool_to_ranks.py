@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
+from tierbed.dist.kernels.tiles import Tiles
 from tierbed.errors import InvalidError
 
 __all__ = [
@@ -232,6 +233,7 @@ def pool_to_ranks(
     is_aligned: bool = True,
     is_single: bool = False,
     heads: Tensor | None = None,
+    tiles: Tiles | None = None,
 ) -> None:
     """Pools all bags into the outputs of all ranks, of every rank its samples.
 
@@ -249,6 +251,7 @@ def pool_to_ranks(
             stores have 128 bits then.
         is_single: Whether no bag has more than one id; more ids of a bag are not seen then.
         heads: ``[N]`` i32, scale and bias of rows that are u8, as of :func:`split_codes`.
+        tiles: By default the measured ones of the device, or those of :func:`pool_tile`.
 
     Raises:
         InvalidError: ``is_aligned`` is said of a shape that is not, or rows of another type.
@@ -265,6 +268,10 @@ def pool_to_ranks(
     feature_count = first_rows.numel()
     batch = (offsets.numel() - 1) // feature_count
     chosen = pool_tile(dim, is_single=is_single, item_bytes=rows.element_size())
+    tiles = Tiles.of(rows.device) if tiles is None else tiles
+    measured = tiles.get("pool_to_ranks_single" if is_single else "pool_to_ranks", dim)
+    if measured is not None and rows.dtype == torch.float32:
+        chosen = PoolTile(**measured)
     launch(
         pool_to_ranks_kernel,
         feature_count * triton.cdiv(batch, chosen.bags),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tierbed.dist.kernels.launch import OPTIONS, launch, tile
 from tierbed.dist.kernels.sums import LANES, sum_products
+from tierbed.dist.kernels.tiles import Tiles
 from tierbed.dist.kernels.uses import Uses
 from tierbed.errors import InvalidError
 
@@ -234,6 +235,7 @@ def step_rows(
     numbers: StepNumbers,
     *,
     is_aligned: bool = False,
+    tiles: Tiles | None = None,
 ) -> None:
     """Applies one optimizer step to every used row.
 
@@ -246,6 +248,7 @@ def step_rows(
         numbers: The optimizer.
         is_aligned: Whether ``dim`` and all of ``uses.grads_at`` are multiples of 4: loads of
             gradients have 128 bits then.
+        tiles: By default the measured ones of the device, or those of :func:`step_tile`.
 
     Raises:
         InvalidError: ``is_aligned`` is said of a dim that is not.
@@ -263,8 +266,12 @@ def step_rows(
         "has_decay": numbers.weight_decay != 0.0,
         "many": MANY,
     }
+    tiles = Tiles.of(weights.device) if tiles is None else tiles
     for is_many in (True, False):
         chosen = step_tile(dim, is_many=is_many)
+        measured = tiles.get("step_rows_many" if is_many else "step_rows", dim)
+        if measured is not None:
+            chosen = StepTile(**measured)
         if is_many:
             programs = 0 if use_total < MANY else triton.cdiv(use_total, MANY)
         else:
