@@ -151,7 +151,7 @@ def rate_of(total: Any, kind: str) -> Any:
 
 def compile_step(dim: int, kind: str) -> None:
     # Tiles of rows with many uses differ less, and take long to compile.
-    is_chosen = kind == "row_wise_adagrad" and dim in (12, 64, 128, 1024)
+    is_chosen = kind == "row_wise_adagrad" and dim in (64, 1024)
     for is_many in (False, True) if is_chosen else (False,):
         ptx = step_ptx(dim, kind, is_many)
         check_rounding(ptx)

@@ -40,7 +40,7 @@ def check(*cases: subprocess.Popen[str]) -> None:
 
 
 def test_interpreted() -> None:
-    names = "heaps,stand_in,single_ids,compiled_before,default_plan,refusals,checkpoints"
+    names = "heaps,stand_in,single_ids,default_plan,refusals,checkpoints"
     check(*(start(cases, "cpu", TRITON_INTERPRET="1") for cases in (names, "training")))
 
 
