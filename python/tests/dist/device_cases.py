@@ -142,6 +142,8 @@ def training() -> None:
     # No step launches what was not compiled when its collection was made.
     assert not launched - compiled, launched - compiled
     assert bool(launched) == (DEVICE.type == "cpu")
+    # Tiles are measured by a command only.
+    assert "tierbed.dist.kernels.tune" not in sys.modules
 
 
 def single_ids() -> None:

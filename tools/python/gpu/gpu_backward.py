@@ -148,6 +148,25 @@ def measure_step(case: Case, kernels: Any, copy: float | None) -> dict[str, Any]
     }
 
 
+def measure_hot_rows(kernels: Any) -> list[dict[str, Any]]:
+    """Measures the step of one row that a batch uses again and again."""
+    told, dim, samples = [], 64, 4096
+    for use_total in (100,) if IS_DRY else (100, 1_000, 10_000, 60_000):
+        rows = torch.zeros(use_total, dtype=torch.int64, device=DEVICE)
+        grads = torch.randn(samples, dim, device=DEVICE)
+        grads_at = torch.arange(use_total, device=DEVICE) % samples * dim
+        totals = {"row_total": 1, "grad_total": grads.numel()}
+        uses = kernels.uses.sort_uses(rows, grads_at, None, None, **totals)
+        weights, state = torch.randn(1, dim, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+        counts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        numbers = numbers_of(kernels, "row_wise_adagrad")
+        arguments = (weights, state, counts, uses, grads, numbers)
+        ms = timed(lambda given=arguments: kernels.step.step_rows(*given, is_aligned=True))  # type: ignore[misc]
+        ns = None if ms is None else 1e6 * ms / use_total
+        told.append({"part": "hot-row", "uses": use_total, "ms": ms, "ns_per_use": ns})
+    return told
+
+
 def add_atomically(case: Case, grads: Tensor) -> None:
     """Steps SGD by additions in any order, table by table."""
     by_bag = grads.view(case.load.batch, case.load.tables, case.load.dim)

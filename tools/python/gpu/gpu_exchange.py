@@ -10,10 +10,10 @@ share the device, so that figures labelled ``measured-1gpu`` know no link. Those
 - correctness: sum, mean, weights, empty bags, uneven ranks, against torch, to the last bit;
 - copy: bytes per second of a device copy, the yardstick;
 - kernel: the paper's loads, as a share of the yardstick; into one matrix and into the outputs of
-  two ranks; other tiles; ``embedding_bag`` and ``cat`` beside;
+  two ranks; other tiles; rows in fewer bytes; ``embedding_bag`` and ``cat`` beside;
 - unpack: the same lookup with blocks copied and unpacked behind the kernel;
 - pcie: the same two ways, over the link to the host;
-- put, step: the backward, see ``gpu_backward.py``;
+- put, step, hot-row: the backward, see ``gpu_backward.py``;
 - case: the tests of ``tierbed.dist`` on the device, see ``gpu_cases.py``; these need the engine.
 """
 
@@ -23,11 +23,12 @@ import argparse
 import json
 import sys
 import time
+from copy import copy as shallow_copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_backward import check_backward, measure_put, measure_step
+from gpu_backward import check_backward, measure_hot_rows, measure_put, measure_step
 from gpu_cases import run_cases
 from gpu_measure import (
     DEVICE,
@@ -163,6 +164,23 @@ def sweep(case: Case, kernels: Any, deadline: float) -> list[dict[str, Any]]:
     return found
 
 
+def of_types(case: Case, kernels: Any, copy: float | None) -> list[dict[str, Any]]:
+    """Measures rows that are kept in fewer bytes."""
+    found, width = [], RANKS * case.width
+    outputs = [torch.empty(count, width, device=DEVICE) for count in case.counts]
+    for kind in (torch.float16, torch.bfloat16, torch.uint8):
+        kept = shallow_copy(case)
+        kept.rows = case.rows.to(kind)
+        if kind == torch.uint8:
+            # Scales of 1 and biases of 0, as bf16.
+            kept.heads = torch.full((len(case.rows),), 0x3F80, dtype=torch.int32, device=DEVICE)
+        ms = timed(lambda kept=kept: kept.pool(kernels, outputs), repeats=7)  # type: ignore[misc]
+        share = None if ms is None or copy is None else kept.bytes / (ms / 1e3) / copy
+        told = {"part": "type", "load": case.load.name, "rows": str(kind), "bytes": kept.bytes}
+        found.append({**told, "ms": ms, "share_of_copy": share})
+    return found
+
+
 def over_pcie(case: Case, kernels: Any) -> dict[str, Any]:
     """Measures both ways to an output in the host's memory, for the second rank's samples."""
     load = case.load
@@ -227,6 +245,7 @@ def main() -> int:
     told.add({"part": "machine", **machine()})
     told.add(*check(kernels))
     told.add(*check_backward(kernels))
+    told.add(*measure_hot_rows(kernels))
     copy = copy_bandwidth()
     told.add({"part": "copy", "bytes_per_s": copy})
     skipped = []
@@ -239,6 +258,7 @@ def main() -> int:
         told.add(over_pcie(case, kernels))
         if load.name == "weak":
             told.add(*sweep(case, kernels, deadline))
+            told.add(*of_types(case, kernels, copy))
         told.add(measure_put(case, kernels))
         told.add(measure_step(case, kernels, copy))
         del case

@@ -96,6 +96,8 @@ class Case:
         self.rows = torch.randn(
             load.tables * load.rows, load.dim, generator=generator, device=DEVICE
         )
+        # Scales and biases of rows that are codes.
+        self.heads: Tensor | None = None
         self.first_rows = torch.arange(load.tables, device=DEVICE) * load.rows
         self.columns = torch.arange(load.tables, device=DEVICE) * load.dim
         self.width = load.tables * load.dim
@@ -106,7 +108,8 @@ class Case:
     @property
     def bytes(self) -> int:
         """Bytes that a lookup reads and writes: rows, ids, offsets, vectors."""
-        of_rows = self.count * (self.load.dim * 4 + 8)
+        of_row = self.load.dim * self.rows.element_size() + (0 if self.heads is None else 4)
+        of_rows = self.count * (of_row + 8)
         return of_rows + self.offsets.numel() * 8 + self.load.batch * self.width * 4
 
     def pool(
@@ -133,6 +136,7 @@ class Case:
             outputs[0].shape[1],
             is_mean=is_mean,
             is_single=self.load.longest <= 1,
+            heads=self.heads,
             tiles=tiles,
         )
 
