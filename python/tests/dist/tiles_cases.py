@@ -160,7 +160,7 @@ def damaged_tiles_are_told(folder: Path) -> None:
         ),
     ]:
         path.write_bytes(text.encode("utf-16" if text == "\ufffe" else "utf-8"))
-        tiles.keep_tiles.__globals__["_of_gpu"].cache_clear()
+        tiles._known.cache_clear()
         with pytest.raises(tb.CorruptionError, match="delete that file") as caught:
             pool_and_step(32)
         assert caught.value.context["path"] == str(path)
@@ -171,7 +171,7 @@ def damaged_tiles_are_told(folder: Path) -> None:
         tiles.keep_tiles([tiles.MeasuredTile(**right)])
     path.unlink()
     path.mkdir()
-    tiles.keep_tiles.__globals__["_of_gpu"].cache_clear()
+    tiles._known.cache_clear()
     with pytest.raises(tb.IoError, match="cannot read"):
         pool_and_step(32)
 
@@ -188,7 +188,8 @@ def check_folders(folder: Path) -> None:
     Path.home = without_home  # type: ignore[method-assign,assignment]
     try:
         assert tiles.tiles_file() is None
-        assert tiles.Tiles.of(CPU).get("pool_to_ranks", 32) is None
+        formula = pool_to_ranks.pool_tile(32)
+        assert tiles.Tiles.of(CPU).pick("pool_to_ranks", 32, formula) is formula
         with pytest.raises(tb.IoError, match="set XDG_CACHE_HOME"):
             tiles.keep_tiles([])
         os.environ["XDG_CACHE_HOME"] = str(folder)

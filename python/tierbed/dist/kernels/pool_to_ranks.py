@@ -11,10 +11,8 @@ indices, then the rows, then adds them in order. Data stores are plain; what ord
 signals launched behind them on the same stream (``signals.py``).
 
 Indices and outputs pass through the caches once; rows skip the first one, where none is found
-again, and may stay in the second.
-
-Rows may be kept in fewer bytes, as :class:`tierbed.CodedStore` keeps them: a number is brought to
-float32 before anything else, by the formula of the CPU kernels.
+again, and may stay in the second. Rows may be kept in fewer bytes, as in a
+:class:`tierbed.CodedStore`: a number is brought to float32 first, by the formula of the CPU.
 """
 
 from __future__ import annotations
@@ -268,10 +266,10 @@ def pool_to_ranks(
     feature_count = first_rows.numel()
     batch = (offsets.numel() - 1) // feature_count
     chosen = pool_tile(dim, is_single=is_single, item_bytes=rows.element_size())
-    tiles = Tiles.of(rows.device) if tiles is None else tiles
-    measured = tiles.get("pool_to_ranks_single" if is_single else "pool_to_ranks", dim)
-    if measured is not None and rows.dtype == torch.float32:
-        chosen = PoolTile(**measured)
+    if rows.dtype == torch.float32:
+        tiles = Tiles.of(rows.device) if tiles is None else tiles
+        name = "pool_to_ranks_single" if is_single else "pool_to_ranks"
+        chosen = tiles.pick(name, dim, chosen)
     launch(
         pool_to_ranks_kernel,
         feature_count * triton.cdiv(batch, chosen.bags),

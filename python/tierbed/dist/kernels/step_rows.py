@@ -268,10 +268,8 @@ def step_rows(
     }
     tiles = Tiles.of(weights.device) if tiles is None else tiles
     for is_many in (True, False):
-        chosen = step_tile(dim, is_many=is_many)
-        measured = tiles.get("step_rows_many" if is_many else "step_rows", dim)
-        if measured is not None:
-            chosen = StepTile(**measured)
+        name = "step_rows_many" if is_many else "step_rows"
+        chosen = tiles.pick(name, dim, step_tile(dim, is_many=is_many))
         if is_many:
             programs = 0 if use_total < MANY else triton.cdiv(use_total, MANY)
         else:

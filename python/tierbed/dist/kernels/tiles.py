@@ -12,9 +12,9 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -31,6 +31,8 @@ FIELDS = {
     "step_rows_many": ("rows", "uses_at_once", "warps"),
 }
 VERSION = 1
+# What a kernel calls its tile.
+Tile = TypeVar("Tile")
 # Most of anything in a tile: as many warps make the largest program that a GPU takes.
 NUMBER_MAX = 64
 
@@ -70,12 +72,12 @@ class Tiles:
             CorruptionError: The file is damaged.
             IoError: It cannot be read.
         """
-        path = tiles_file()
-        return cls() if path is None else _of_gpu(path, gpu_name(device))
+        return _known(os.environ.get("XDG_CACHE_HOME", ""), device)
 
-    def get(self, kernel: str, dim: int) -> Mapping[str, int] | None:
-        """Returns the tile of ``kernel`` for rows of ``dim`` numbers, or None without one."""
-        return self._tiles.get((kernel, triton.next_power_of_2(dim))) if self._tiles else None
+    def pick(self, kernel: str, dim: int, otherwise: Tile) -> Tile:
+        """Returns the tile of ``kernel`` for rows of ``dim`` numbers, or ``otherwise``."""
+        found = self._tiles.get((kernel, triton.next_power_of_2(dim))) if self._tiles else None
+        return otherwise if found is None else replace(otherwise, **found)  # type: ignore[type-var]
 
 
 def tiles_file() -> Path | None:
@@ -116,13 +118,15 @@ def keep_tiles(measured: list[MeasuredTile]) -> Path:
         os.replace(file.name, path)
     except OSError as error:
         raise IoError(f"cannot write {path} ({error})", {"path": str(path)}) from error
-    _of_gpu.cache_clear()
+    _known.cache_clear()
     return path
 
 
 @functools.lru_cache(maxsize=16)
-def _of_gpu(path: Path, gpu: str) -> Tiles:
-    return Tiles(tuple(tile for tile in _read(path) if tile.gpu == gpu))
+def _known(_named: str, device: torch.device) -> Tiles:
+    """Reads the file once for each value of ``XDG_CACHE_HOME`` and device."""
+    path, gpu = tiles_file(), gpu_name(device)
+    return Tiles(tuple(tile for tile in ([] if path is None else _read(path)) if tile.gpu == gpu))
 
 
 def _read(path: Path) -> list[MeasuredTile]:
