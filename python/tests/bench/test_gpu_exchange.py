@@ -39,7 +39,8 @@ def test_a_dry_run_takes_every_path_and_tells_no_times(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = result["rows"]
     parts = [row["part"] for row in rows]
     of_forward = {"correctness", "signals", "copy", "kernel", "tile", "pcie"}
-    assert set(parts) == of_forward | {"step-correctness", "put", "step", "case"}
+    of_backward = {"step-correctness", "put", "step", "hot-row"}
+    assert set(parts) == of_forward | of_backward | {"type", "case"}
     assert all(row["equal"] for row in rows if "equal" in row)
     assert parts.count("correctness") == 12
     assert [row["case"] for row in rows if row.get("equal") and row["part"] == "case"] == ["heaps"]
