@@ -16,6 +16,7 @@ FROZEN = Path(__file__).with_name("signatures.txt")
 ROOMS = (
     "",
     "accelerate",
+    "adapters.dynamicemb",
     "backends",
     "codec",
     "config",
