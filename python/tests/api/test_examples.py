@@ -11,7 +11,7 @@ import torch
 
 import tierbed as tb
 from tierbed import serve
-from tierbed.adapters import dynamicemb
+from tierbed.adapters import dynamicemb, graphbolt
 
 # One example shows what all errors have in common.
 CLASSES = [
@@ -26,7 +26,7 @@ OF_NN = ["NgramHash", "NgramMemory", "sampled_logits", "top_k"]
 NAMED |= {name: getattr(tb.nn, name) for name in OF_NN}
 OF_TABLES = ["export_tables", "find_tables", "import_tables"]
 NAMED |= {name: getattr(tb.tables, name) for name in OF_TABLES}
-OF_ADAPTERS = [dynamicemb.TierbedStorage]
+OF_ADAPTERS = [dynamicemb.TierbedStorage, graphbolt.TierbedFeature, graphbolt.TierbedFeatureStore]
 NAMED |= {kind.__name__: kind for kind in OF_ADAPTERS}
 NAMED["from_pretrained"] = tb.EmbeddingBag.from_pretrained
 

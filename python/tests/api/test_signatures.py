@@ -17,6 +17,7 @@ ROOMS = (
     "",
     "accelerate",
     "adapters.dynamicemb",
+    "adapters.graphbolt",
     "backends",
     "codec",
     "config",
