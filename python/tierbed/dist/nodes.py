@@ -16,7 +16,7 @@ from typing import Any
 from tierbed._native import NativeHeap
 from tierbed.errors import InvalidError, TierbedError
 
-__all__ = ["Nodes", "find_nodes", "one_node", "share_heap"]
+__all__ = ["NODE_VARIABLE", "Nodes", "find_nodes", "one_node", "opens", "share_heap"]
 
 # Splits ranks that share memory, for tests: those with other values are on other nodes.
 NODE_VARIABLE = "TIERBED_NODE"
@@ -86,7 +86,7 @@ def find_nodes(rank: int, count: int, gather: Gather, *, shares_memory: bool = T
     node = os.environ.get(NODE_VARIABLE)
     told = gather((made.path, token, node, socket.gethostname()))
     reached = [
-        at == rank or (other[2] == node and _opens(str(other[0]), other[1]))
+        at == rank or (other[2] == node and opens(str(other[0]), other[1]))
         for at, other in enumerate(told)
     ]
     # Also keeps the memory of each until everybody has tried.
@@ -154,7 +154,8 @@ def share_heap(region_bytes: int, nodes: Nodes, gather: Gather) -> NativeHeap:
     return heap
 
 
-def _opens(path: str, token: int) -> bool:
+def opens(path: str, token: int) -> bool:
+    """Returns whether this process reaches the memory of another one at ``path``."""
     try:
         NativeHeap.open(path, 1, token)
     except TierbedError:

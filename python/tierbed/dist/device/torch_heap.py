@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tierbed.dist.device.heap import DeviceHeap, Hosts, Region
 from tierbed.errors import InvalidError, UnsupportedError
 
-__all__ = ["TorchHeap", "symmetric_memory"]
+__all__ = ["TorchHeap", "symmetric_memory", "why_no_heap"]
 
 # NVSHMEM's allocations make collective calls when they are freed, from Python's collector
 # (pytorch #195500); those of this backend do not.
@@ -40,6 +40,17 @@ def symmetric_memory() -> Any:
             "regions in pinned memory: ProcessRank(device_heap='pinned')"
         ) from error
     return _symmetric_memory
+
+
+def why_no_heap() -> str | None:
+    """Returns why this torch gives no such memory; None where it does."""
+    if _version() < OLDEST:
+        return f"torch {torch.__version__} has another symmetric memory than 2.11"
+    try:
+        symmetric_memory()
+    except UnsupportedError as error:
+        return str(error).partition(";")[0]
+    return None
 
 
 class TorchHeap(DeviceHeap):
