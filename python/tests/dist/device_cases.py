@@ -1,6 +1,6 @@
 """What the tests of rows on devices run in processes of their own.
 
-TRITON_INTERPRET=1 python device_cases.py CASE,CASE cpu
+TRITON_INTERPRET=1 python device_cases.py CASE,CASE/CASE cpu
 python device_cases.py CASE cuda
 """
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import os
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from tierbed import dist as tbd
 from tierbed.dist.device import group_rows
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.torch_heap import TorchHeap, symmetric_memory
-from tierbed.dist.kernels import pool_to_ranks, put_grads, step_rows
+from tierbed.dist.kernels import pool_to_ranks, put_grads, step_rows, weight_grads
 from tierbed.dist.lending import Lender
 
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
@@ -86,6 +89,9 @@ def ranks_and_one(
 ) -> None:
     """Trains ranks on devices and one process on its CPU, and compares every bit."""
     count = plan.rank_count
+    travel = options.pop("how", {})
+    is_apart = travel.get("kind") == "collective" or options.get("nodes", 1) > 1
+    expected_kind = "collective" if is_apart else "one_sided"
     batches = [
         [draw(100 * step + rank, SAMPLES[(rank + step) % 4], is_weighted) for step in range(STEPS)]
         for rank in range(count)
@@ -104,8 +110,8 @@ def ranks_and_one(
         def work(rank: Any) -> Any:
             store = tbd.DeviceStore(DEVICE)
             how = {"store": store, "optimizer": optimizer, "is_weighted": is_weighted}
-            with on_device(rank, plan, **how) as collection:
-                assert collection.exchange == "one_sided"
+            with on_device(rank, plan, how=dict(travel), **how) as collection:
+                assert collection.exchange == expected_kind or count == 1
                 grads: Any = [] if has_grads else None
                 return train(collection, batches[rank.rank], grads), store, grads
 
@@ -344,9 +350,7 @@ def refusals() -> None:
             on_device(rank, one, optimizer=tb.Adam())
         with pytest.raises(tb.UnsupportedError, match="state of whole rows"):
             on_device(rank, tbd.ShardingPlan(1, WAYS["column-wise"](1)))
-        with pytest.raises(tb.UnsupportedError, match="neither"):
-            on_device(rank, one, how={"kind": "collective"})
-        with pytest.raises(tb.UnsupportedError, match="neither"):
+        with pytest.raises(tb.UnsupportedError, match="travel as float32"):
             on_device(rank, one, how={"output_dtype": torch.bfloat16})
         with on_device(rank, one, is_weighted=True) as rows:
             with pytest.raises(tb.InvalidError, match="samples_max=16"):
@@ -415,7 +419,17 @@ def processes() -> None:
     import torch.distributed as dist
 
     rank, folder, device_heap = int(sys.argv[3]), sys.argv[4], sys.argv[5]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    file = f"file://{folder}/ranks"
+    dist.init_process_group("gloo", init_method=file, rank=rank, world_size=2)
+    train_over_heap(tbd.ProcessRank(device_heap=device_heap))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_over_heap(ranks: tbd.ProcessRank) -> None:
+    """Trains as one of two ranks, and compares every bit with one process."""
+    check_heap(ranks.share_device_heap(DEVICE))
+    rank = ranks.rank
     plan = tbd.ShardingPlan(2, WAYS["together"](2))
     batches = [[draw(10 * step + at, 5 - at, False) for step in range(STEPS)] for at in range(2)]
     with tb.Store.open(backend="memory", dram_budget="16MiB") as whole:
@@ -423,17 +437,17 @@ def processes() -> None:
         expected = train(one, [join([own[step] for own in batches]) for step in range(STEPS)])
         store = tbd.DeviceStore(DEVICE)
         how = {"store": store, "optimizer": tb.SGD(lr=0.05)}
-        with on_device(tbd.ProcessRank(device_heap=device_heap), plan, **how) as collection:
+        with on_device(ranks, plan, **how) as collection:
+            assert collection.exchange == "one_sided"
             found = train(collection, batches[rank])
         for out, of_all in zip(found, expected, strict=True):
             own = slice(0, 5) if rank == 0 else slice(5, 9)
             assert torch.equal(out, of_all[own])
         check_rows(store, whole, plan, rank)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def run_cases(names: str, cases: dict[str, Any]) -> None:
+    """Runs the cases of a file, as its command line has them."""
     torch.set_num_threads(1)
     if DEVICE.type == "cpu":
         # A program is what takes the interpreter's time.
@@ -441,5 +455,31 @@ if __name__ == "__main__":
         pool_to_ranks.LOAD_BYTES = 128
         put_grads.SAMPLES_MAX = 32
         step_rows.ROWS_MAX = 32
-    for case in sys.argv[1].split(","):
-        globals()[case]()
+        weight_grads.USES_MAX = 32
+    together = names.split("/")
+    if len(together) == 1:
+        for case in names.split(","):
+            cases[case]()
+        return
+    # Imports take longer than most cases: forks have made them.
+    forks = {fork(lambda group=group: run_cases(group, cases)): group for group in together}
+    failed = [group for child, group in forks.items() if os.waitpid(child, 0)[1] != 0]
+    assert not failed, failed
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Runs ``work`` in a process of its own; returns its number."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    return child
+
+
+if __name__ == "__main__":
+    run_cases(sys.argv[1], globals())

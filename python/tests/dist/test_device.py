@@ -14,13 +14,14 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 CASES = Path(__file__).with_name("device_cases.py")
+COLLECTIVE_CASES = Path(__file__).with_name("collective_cases.py")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(*arguments: str, cases: Path = CASES, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.Popen(
-        [sys.executable, str(CASES), *arguments],
+        [sys.executable, str(cases), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -39,19 +40,14 @@ def check(*cases: subprocess.Popen[str]) -> None:
             case.wait()
 
 
-def test_interpreted() -> None:
-    names = "heaps,stand_in,single_ids,default_plan,refusals,checkpoints"
-    check(*(start(cases, "cpu", TRITON_INTERPRET="1") for cases in (names, "training")))
+def test_ranks_that_share_memory() -> None:
+    cases = "training/heaps,stand_in,single_ids,compiled_before,default_plan,refusals,checkpoints"
+    check(start(cases, "cpu", TRITON_INTERPRET="1"))
 
 
-def test_processes_share_memory_of_the_host(tmp_path: Path) -> None:
-    ranks = [str(rank) for rank in range(2)]
-    check(
-        *(
-            start("processes", "cpu", rank, str(tmp_path), "auto", TRITON_INTERPRET="1")
-            for rank in ranks
-        )
-    )
+def test_ranks_that_share_no_memory() -> None:
+    cases = "collective/collective_refusals,queued_calls,processes"
+    check(start(cases, "cpu", cases=COLLECTIVE_CASES, TRITON_INTERPRET="1"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -66,6 +62,13 @@ def test_without_a_gpu_the_remedy_is_told() -> None:
 )
 def test_on_a_gpu(case: str) -> None:
     check(start(case, "cuda"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_collective_calls_on_a_gpu() -> None:
+    # Ranks are threads: their tensors go through memory of the host.
+    check(start("collective", "cuda", cases=COLLECTIVE_CASES))
 
 
 @pytest.mark.gpu

@@ -99,9 +99,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
         self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
-        # Memory of devices is shared by all ranks, or by none.
-        kind: ExchangeKind = "one_sided" if isinstance(store, DeviceStore) else how.kind
-        self._nodes = self._ranks.find_nodes(kind)
+        self._nodes = self._find_nodes(store, how)
         self._check_open(store)
         # What this rank holds of a batch, where a store may follow a plan of it.
         self._joined: FeaturePlan | None = None
@@ -403,19 +401,31 @@ class ShardedEmbeddingBagCollection(nn.Module):
                 f"table {config.name!r} is divided by columns, but {whole}", {"table": config.name}
             )
 
+    def _find_nodes(self, store: Store | CodedStore | DeviceStore, how: ExchangeOptions) -> Nodes:
+        """Returns which ranks share memory; of devices all do, or none."""
+        if not isinstance(store, DeviceStore):
+            return self._ranks.find_nodes(how.kind)
+        if {how.output_dtype, how.row_dtype} != {torch.float32}:
+            raise UnsupportedError(
+                "rows of a DeviceStore travel as float32; give no other output_dtype or row_dtype"
+            )
+        return self._ranks.find_device_nodes(how.kind, store.device)
+
     def _join_devices(self, store: DeviceStore, how: ExchangeOptions) -> Exchange:
-        # It needs Triton, which is optional; a DeviceStore was made, so that it is there.
+        # They need Triton, which is optional; a DeviceStore was made, so that it is there.
+        from tierbed.dist.device.collective import CollectiveExchange
         from tierbed.dist.device.exchange import DeviceExchange
 
-        if how.kind == "collective" or {how.output_dtype, how.row_dtype} != {torch.float32}:
-            raise UnsupportedError(
-                "rows of a DeviceStore travel as float32 and one-sided; give neither "
-                "exchange='collective' nor another output_dtype or row_dtype"
-            )
         for config in self._configs:
             if isinstance(self._plan.tables.get(config.name), ColumnWise):
                 self._check_columns(config)
         groups = DevicePlan(self._configs, self._plan)
+        if how.kind == "collective" or self._nodes.count > 1:
+            nodes = self._nodes
+            messages = self._ranks.device_messages(nodes, store.device, how.timeout_s)
+            return CollectiveExchange(
+                store, groups, nodes, messages, self._optimizer, how, is_weighted=self._is_weighted
+            )
         heap = self._ranks.share_device_heap(store.device)
         return DeviceExchange(
             store, groups, heap, self._optimizer, how, is_weighted=self._is_weighted

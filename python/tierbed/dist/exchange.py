@@ -49,7 +49,8 @@ class ExchangeOptions:
     Args:
         kind: ``"auto"``: over shared memory where ranks share it, and over ``torch.distributed``
             between those that do not. ``"one_sided"`` insists on shared memory of all ranks;
-            ``"collective"`` uses none.
+            ``"collective"`` uses none. So it is with memory of devices, where ``"auto"`` shares
+            that of all ranks or of none.
         samples_max: Most samples of a rank's batch. Memory is taken only for what comes; but with a
             DeviceStore at once, for the largest batch.
         indices_max: Most ids of a rank's batch.

@@ -13,9 +13,18 @@ from tierbed.config.words import DeviceHeapKind, ExchangeKind, check_word
 from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.local_heap import LocalHeap
+from tierbed.dist.device.messages import GroupMessages, Messages, WireMessages
+from tierbed.dist.device.reach import (
+    CudaMachine,
+    HostMachine,
+    Seat,
+    agree_on_nodes,
+    gpu_name,
+    nodes_of_devices,
+)
 from tierbed.dist.device.torch_heap import TorchHeap
 from tierbed.dist.nodes import Nodes, find_nodes, share_heap
-from tierbed.dist.wire import LocalNetwork, LocalWire, TorchWire, Wire
+from tierbed.dist.wire import Connected, LocalNetwork, LocalWire, TorchWire, Wire
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 # How long ranks of a process wait for each other where no time-out was given.
@@ -44,8 +53,17 @@ class Rank(Protocol):
     def wire(self, nodes: Nodes, timeout_s: float) -> Wire:
         """Returns the way to the other nodes; all call this together."""
 
+    def find_device_nodes(self, kind: ExchangeKind, device: torch.device) -> Nodes:
+        """Returns one node where all devices write each other's memory, else one for each rank.
+
+        All call this together, and all decide alike.
+        """
+
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
         """Returns memory that the devices of all ranks write; all call this together."""
+
+    def device_messages(self, nodes: Nodes, device: torch.device, timeout_s: float) -> Messages:
+        """Returns collective calls between devices; all call this together."""
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, that of rank 0 first; all call this together."""
@@ -126,6 +144,32 @@ class LocalRank:
             network = networks[self._wires]
             self._wires += 1
         return LocalWire(nodes, network, timeout_s)
+
+    def find_device_nodes(self, kind: ExchangeKind, device: torch.device) -> Nodes:
+        """Returns one node where :func:`local_ranks` was asked for one.
+
+        Args:
+            kind: ``"collective"`` makes each rank a node of its own.
+            device: Where rows are.
+
+        Raises:
+            UnsupportedError: ``"one_sided"``, and there are several nodes.
+        """
+        each = self._count // self._process.node_count
+        nodes = [rank // each for rank in range(self._count)]
+        seats = [Seat(host=f"node {node}", memory="device", device=str(device)) for node in nodes]
+        reached = [[one == other for other in nodes] for one in nodes]
+        return nodes_of_devices(self._rank, kind, seats, reached)
+
+    def device_messages(self, nodes: Nodes, device: torch.device, timeout_s: float) -> Messages:
+        """Returns messages between threads.
+
+        Args:
+            nodes: Every rank as a node of its own.
+            device: Where tensors are.
+            timeout_s: How long another rank may be silent.
+        """
+        return WireMessages(nodes, self.wire(nodes, timeout_s))
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
         """Returns memory of the device that all ranks of the process share.
@@ -257,6 +301,43 @@ class ProcessRank:
             timeout_s: How long another rank may be silent.
         """
         return TorchWire(nodes, self.group, timeout_s)
+
+    def find_device_nodes(self, kind: ExchangeKind, device: torch.device) -> Nodes:
+        """Decides how vectors travel between devices, alike on all ranks.
+
+        Args:
+            kind: ``"collective"`` makes each rank a node of its own.
+            device: That of this rank.
+
+        Raises:
+            UnsupportedError: ``"one_sided"``, and not all devices reach each other; the message
+                names those ranks.
+        """
+        is_host = self._device_heap == "pinned" or device.type == "cpu"
+        return agree_on_nodes(self, kind, HostMachine() if is_host else CudaMachine(device))
+
+    def device_messages(self, nodes: Nodes, device: torch.device, timeout_s: float) -> Messages:
+        """Returns collective calls of ``torch.distributed``.
+
+        NCCL between GPUs where the group has it and each rank a GPU of its own; gloo between CPUs.
+        Else tensors of GPUs go through memory of the host, by gloo.
+
+        Args:
+            nodes: Every rank as a node of its own.
+            device: That of this rank.
+            timeout_s: How long another rank may be silent.
+        """
+        wire = TorchWire(nodes, self.group, timeout_s)
+        is_cpu = device.type == "cpu"
+        backend = "gloo" if is_cpu else "nccl"
+        has_backend = is_cpu or f"cuda:{backend}" in str(dist.get_backend_config(self.group))
+        told = self.gather((has_backend, "" if is_cpu else gpu_name(device)))
+        # NCCL takes no GPU twice.
+        is_distinct = is_cpu or len({gpu for _, gpu in told}) == self.count
+        if not is_distinct or not all(has for has, _ in told):
+            return WireMessages(nodes, wire)
+        connected = Connected.beside(self.group, backend, "devices")
+        return GroupMessages(nodes, connected, wire, timeout_s, is_queued=not is_cpu)
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
         """Returns memory that the devices of all ranks write.

@@ -17,7 +17,15 @@ from torch import Tensor
 from tierbed.dist.nodes import Nodes
 from tierbed.errors import ClosedError, IoError
 
-__all__ = ["LocalNetwork", "LocalWire", "LostRankError", "TorchWire", "Wire", "swap_numbers"]
+__all__ = [
+    "Connected",
+    "LocalNetwork",
+    "LocalWire",
+    "LostRankError",
+    "TorchWire",
+    "Wire",
+    "swap_numbers",
+]
 
 
 class LostRankError(IoError):
@@ -82,30 +90,37 @@ def swap_numbers(wire: Wire, nodes: Nodes, numbers: Tensor) -> Tensor:
     return told
 
 
-class _Connected:
-    """A group of gloo beside one of the program, whose collectives run at the same time.
+class Connected:
+    """A group beside one of the program, whose collectives run at the same time.
 
     It is kept for later collections: a new one of the same ranks would find the addresses of this
     one. Each collection has a tag of its own.
+
+    Args:
+        program: The group of the program; None for that of all ranks.
+        backend: What moves its bytes.
     """
 
-    kept: ClassVar[dict[dist.ProcessGroup | None, _Connected]] = {}
+    kept: ClassVar[dict[tuple[dist.ProcessGroup | None, str, str], Connected]] = {}
 
-    def __init__(self, program: dist.ProcessGroup | None) -> None:
+    def __init__(self, program: dist.ProcessGroup | None, backend: str) -> None:
         self.world = dist.group.WORLD
         # Their numbers in the program, by those in the group.
         self.ranks = dist.get_process_group_ranks(program)
         self.group: dist.ProcessGroup | None = dist.new_group(
-            self.ranks, backend="gloo", use_local_synchronization=program is not None
+            self.ranks, backend=backend, use_local_synchronization=program is not None
         )
         self.tags = itertools.count()
 
     @classmethod
-    def beside(cls, program: dist.ProcessGroup | None) -> _Connected:
-        """Returns that of ``program``; all of its ranks call this together."""
-        found = cls.kept.get(program)
+    def beside(
+        cls, program: dist.ProcessGroup | None, backend: str = "gloo", use: str = "messages"
+    ) -> Connected:
+        """Returns that of ``program`` for one use; all of its ranks call this together."""
+        key = (program, backend, use)
+        found = cls.kept.get(key)
         if found is None or found.group is None or found.world is not dist.group.WORLD:
-            found = cls.kept[program] = cls(program)
+            found = cls.kept[key] = cls(program, backend)
         return found
 
     def cut(self) -> None:
@@ -127,7 +142,7 @@ class TorchWire:
     def __init__(self, nodes: Nodes, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         self._nodes = nodes
         self._timeout = timedelta(seconds=timeout_s)
-        self._connected = _Connected.beside(group)
+        self._connected = Connected.beside(group)
         self._tag = next(self._connected.tags)
 
     def swap(self, sent: Tensor, sent_bytes: Sequence[int], come_bytes: Sequence[int]) -> Tensor:
@@ -148,6 +163,27 @@ class TorchWire:
                 if work is not None:
                     work.wait(self._timeout)
         return came
+
+    def silent_ranks(self) -> list[int]:
+        """Returns the other ranks that do not answer; all that noticed a failure call this."""
+        others = [rank for rank in self._nodes.rail if rank != self._nodes.rank]
+        bytes_of = torch.zeros(2, len(others), 1, dtype=torch.uint8)
+        works: list[tuple[int, dist.Work | None]] = []
+        silent = set()
+        for call, row in zip((dist.irecv, dist.isend), bytes_of, strict=True):
+            for rank, byte in zip(others, row, strict=True):
+                try:
+                    works.append((rank, call(byte, *self._to(rank))))
+                except RuntimeError:
+                    silent.add(rank)
+        for rank, work in works:
+            try:
+                # What came is there, even when another rank let the time run out before.
+                if work is not None:
+                    work.wait(self._timeout)
+            except RuntimeError:
+                silent.add(rank)
+        return sorted(silent)
 
     def close(self) -> None:
         """As :meth:`Wire.close`."""

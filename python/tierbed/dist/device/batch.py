@@ -1,7 +1,8 @@
 """Batches of ids that ranks publish to the holders of rows.
 
-A rank checks its batch, writes it once into its own symmetric memory and signals. Holders read the
-bounds of all batches first, on the host, because shapes of tensors are made there.
+A rank checks its batch, writes it once into its own symmetric memory and signals; or all gather the
+batches of all. Holders read the bounds of all batches first, on the host, because shapes of tensors
+are made there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from tierbed.dist.device.heap import DeviceHeap
+from tierbed.dist.device.messages import Messages
 from tierbed.dist.exchange import ExchangeOptions
 from tierbed.dist.joined import RankBatch
 from tierbed.errors import InvalidError
 
-__all__ = ["PublishedBatches", "check_batch"]
+__all__ = ["GatheredBatches", "PublishedBatches", "check_batch"]
 
 
 def check_batch(
@@ -133,3 +135,66 @@ class PublishedBatches:
     def _near(self, tensor: Tensor) -> Tensor:
         """Copies to the device what does not lie on one."""
         return tensor.to(self._heap.device)
+
+
+class GatheredBatches:
+    """Every rank's batch, by collective calls.
+
+    Args:
+        messages: Between all ranks.
+        device: Where the batches are wanted.
+        is_weighted: Whether batches have weights.
+    """
+
+    def __init__(self, messages: Messages, device: torch.device, *, is_weighted: bool) -> None:
+        self._messages = messages
+        self._device = device
+        self._is_weighted = is_weighted
+        self._sent = {"ids": 0, "numbers": 0}
+
+    def share(self, batch: RankBatch, *, wants_weights: bool) -> tuple[list[RankBatch], bool]:
+        """Returns the batches of all ranks, and whether one wants gradients of weights.
+
+        Args:
+            batch: That of this rank.
+            wants_weights: Whether this one does.
+        """
+        numbers = torch.tensor([batch.samples, wants_weights, *batch.bounds])
+        told = self._gather("numbers", numbers).tolist()
+        features = len(batch.bounds) - 1
+        counts = [(bounds[-1], features * samples + 1) for samples, _, *bounds in told]
+        # All give as many as the one with most.
+        flat = torch.cat([batch.indices, batch.offsets])
+        ids = self._gather("ids", _padded(flat, max(map(sum, counts))))
+        weights = None
+        if self._is_weighted and batch.weights is not None:
+            most = max(count for count, _ in counts)
+            weights = self._gather("ids", _padded(batch.weights, most))
+        batches = []
+        for rank, ((count, ends), (samples, _, *bounds)) in enumerate(
+            zip(counts, told, strict=True)
+        ):
+            batches.append(
+                RankBatch(
+                    samples,
+                    bounds,
+                    ids[rank, :count],
+                    ids[rank, count : count + ends],
+                    None if weights is None else weights[rank, :count],
+                )
+            )
+        return batches, any(wants for _, wants, *_ in told)
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Returns the bytes that this rank gave the others, by kind."""
+        return dict(self._sent)
+
+    def _gather(self, kind: str, numbers: Tensor) -> Tensor:
+        gathered = self._messages.gather(numbers.to(self._device))
+        self._sent[kind] += numbers.nbytes * (gathered.shape[0] - 1)
+        return gathered
+
+
+def _padded(numbers: Tensor, count: int) -> Tensor:
+    """Returns ``numbers`` and zeros, ``[count]``."""
+    return torch.nn.functional.pad(numbers, (0, count - numbers.numel()))

@@ -1,0 +1,212 @@
+"""What ranks whose devices share no memory do: threads, and processes over gloo.
+
+TRITON_INTERPRET=1 python collective_cases.py CASE,CASE/CASE cpu
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_cases import (
+    DEVICE,
+    WAYS,
+    fork,
+    on_device,
+    ranks_and_one,
+    run_cases,
+    train,
+    train_over_heap,
+)
+from heap_kit import run_device_ranks
+from test_ranks import ROWS, SAMPLES, STEPS, TABLES, check_rows, draw, join
+
+import tierbed as tb
+from tierbed import dist as tbd
+from tierbed.dist.device.messages import wait_for
+
+# Optimizers, and on how many ranks; weights have gradients in every other one.
+OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
+    "table-wise": [
+        (tb.SGD(lr=0.05, weight_decay=0.1), [3]),
+        (tb.RowWiseAdagrad(lr=0.05), [1, 2, 4]),
+    ],
+    "column-wise": [(tb.Adagrad(lr=0.05), [3])],
+    "mirrored": [(tb.SGD(lr=0.05), [2]), (tb.RowWiseAdagrad(lr=0.05), [3])],
+    "together": [(tb.SGD(lr=0.05), [1, 4])],
+}
+TIMEOUT_S = 3.0
+# Processes.
+RANKS = 4
+
+
+def collective() -> None:
+    """Threads: the bits of one process, and of ranks that write each other's memory."""
+    for name, optimizers in OPTIMIZERS.items():
+        for number, (optimizer, counts) in enumerate(optimizers):
+            for count in counts:
+                plan = tbd.ShardingPlan(count, WAYS[name](count))
+                how = {"kind": "collective"}
+                ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1, how=how)
+    # What falls back by itself, as GPUs of several hosts do.
+    plan = tbd.ShardingPlan(2, WAYS["together"](2))
+    ranks_and_one(plan, tb.Adagrad(lr=0.05), is_weighted=False, nodes=2)
+
+
+def collective_refusals() -> None:
+    """What is an error, what may be mended, and who is named."""
+    plan = tbd.ShardingPlan(2, WAYS["table-wise"](2))
+
+    def insist(rank: Any) -> str:
+        with pytest.raises(tb.UnsupportedError) as caught:
+            on_device(rank, plan, how={"kind": "one_sided"})
+        return str(caught.value)
+
+    told = run_device_ranks(2, insist, nodes=2)
+    assert told[0] == told[1]
+    assert "rank 0 on host 'node 0' and rank 1 on host 'node 1' do not reach" in told[0]
+
+    def mend(rank: Any) -> None:
+        with on_device(rank, plan, how={"kind": "collective"}) as rows:
+            assert rows.exchange == "collective"
+            bad = draw(1, 3, is_weighted=False)
+            bad.values()[-1] = 200
+            if rank.rank == 0:
+                with pytest.raises(tb.InvalidError, match="id 200 of feature 'w'"):
+                    rows(bad)
+            outputs = [rows(draw(1, 3, is_weighted=False)).values() for _ in range(4)]
+            # Outputs are nobody's but whose they are.
+            assert all(torch.equal(outputs[0], output) for output in outputs)
+            outputs[-1].sum().backward()
+            assert rows.sent_bytes()["vectors"] > 0
+            assert rows.sent_bytes()["gradients"] > 0
+
+    run_device_ranks(2, mend)
+
+    def stay_away(rank: Any) -> str:
+        collection = on_device(rank, plan, how={"timeout_s": 0.3, "kind": "collective"})
+        if rank.rank == 1:
+            return ""
+        with pytest.raises(tb.IoError, match=r"rank 1 .* does not answer rank 0"):
+            collection(draw(1, 3, is_weighted=False))
+        with pytest.raises(tb.ClosedError, match="start all ranks again"):
+            collection(draw(1, 3, is_weighted=False))
+        return "named"
+
+    assert run_device_ranks(2, stay_away)[0] == "named"
+
+
+def queued_calls() -> None:
+    """Calls that only queue work, as NCCL's, are waited for by the host, and not for ever."""
+
+    class Work:
+        """A call that is done after some looks."""
+
+        def __init__(self, looks: int) -> None:
+            self.looks = looks
+            self.waits = 0
+
+        def wait(self) -> None:
+            self.waits += 1
+
+        def is_completed(self) -> bool:
+            self.looks -= 1
+            return self.looks < 0
+
+    work = Work(3)
+    wait_for(work, 60.0, is_queued=True)
+    assert (work.looks, work.waits) == (-1, 1)
+    with pytest.raises(RuntimeError, match=r"nothing came in 0\.05 s"):
+        wait_for(Work(1_000_000), 0.05, is_queued=True)
+
+
+def processes() -> None:
+    """Processes: the bits of one over gloo, on all of them and on fewer; then one is lost."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [fork(lambda rank=rank: be_rank(rank, Path(folder))) for rank in range(RANKS)]
+        *ended, lost = [os.waitpid(rank, 0)[1] for rank in ranks]
+    assert ended == [0] * (RANKS - 1), ended
+    assert os.WTERMSIG(lost) == signal.SIGKILL
+
+
+def be_rank(rank: int, folder: Path) -> None:
+    """One of the processes."""
+    file = f"file://{folder}/ranks"
+    dist.init_process_group("gloo", init_method=file, rank=rank, world_size=RANKS)
+    # Torch numbers groups by those that a rank is in: the largest come first.
+    for count in range(RANKS, 0, -1):
+        group = dist.new_group(list(range(count)))
+        if rank < count:
+            train_in_group(group, count)
+        dist.barrier()
+    two = dist.new_group([0, 1])
+    if rank < 2:
+        train_over_heap(tbd.ProcessRank(two))
+    dist.barrier()
+    lose_a_rank()
+
+
+def train_in_group(group: dist.ProcessGroup, count: int) -> None:
+    """Trains as one of the ranks of a group, and compares every bit with one process."""
+    rank = dist.get_rank()
+    way = "together" if count % 2 else "table-wise"
+    plan = tbd.ShardingPlan(count, WAYS[way](count))
+    is_weighted = way == "table-wise"
+    optimizer: Any = tb.RowWiseAdagrad(lr=0.05) if is_weighted else tb.Adagrad(lr=0.05)
+    own = [
+        [draw(100 * step + at, SAMPLES[(at + step) % 4], is_weighted) for step in range(STEPS)]
+        for at in range(count)
+    ]
+    joined = [join([batches[step] for batches in own]) for step in range(STEPS)]
+    options = {"optimizer": optimizer, "is_weighted": is_weighted}
+    grads: Any = [] if is_weighted else None
+    expected_grads: Any = [] if is_weighted else None
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as whole:
+        one = tb.EmbeddingBagCollection(TABLES, store=whole, **options)
+        expected = train(one, joined, expected_grads)
+        store = tbd.DeviceStore(DEVICE)
+        how = {"kind": "collective", "timeout_s": 60.0}
+        with on_device(tbd.ProcessRank(group), plan, store=store, how=how, **options) as rows:
+            found = train(rows, own[rank], grads)
+        for step in range(STEPS):
+            samples = [batches[step].stride() for batches in own]
+            first = sum(samples[:rank])
+            of_rank = expected[step][first : first + samples[rank]]
+            assert torch.equal(found[step], of_rank), (way, count, step)
+            for feature in range(len(ROWS)) if is_weighted else []:
+                counts = [batches[step][list(ROWS)[feature]].values().numel() for batches in own]
+                begin = sum(counts[:rank])
+                of_ids = expected_grads[step][feature][begin : begin + counts[rank]]
+                assert torch.equal(grads[step][feature], of_ids), (count, feature, step)
+        check_rows(store, whole, plan, rank)
+
+
+def lose_a_rank() -> None:
+    """The last rank is killed in training; the others name it in time."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    plan = tbd.ShardingPlan(count, WAYS["table-wise"](count))
+    how = {"kind": "collective", "timeout_s": TIMEOUT_S}
+    rows = on_device(tbd.ProcessRank(), plan, how=how, optimizer=tb.SGD())
+    batch = draw(rank, 2, is_weighted=False)
+    for _ in range(2):
+        rows(batch).values().sum().backward()
+    if rank == count - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    last = time.monotonic()
+    with pytest.raises(tb.TierbedError) as caught:
+        rows(batch)
+    spent = time.monotonic() - last
+    assert spent < 3 * TIMEOUT_S, spent
+    assert f"rank {count - 1} on host" in str(caught.value), caught.value
+
+
+if __name__ == "__main__":
+    run_cases(sys.argv[1], globals())
