@@ -19,6 +19,7 @@ import torch.distributed as dist
 from device_cases import (
     DEVICE,
     WAYS,
+    check_held,
     fork,
     on_device,
     ranks_and_one,
@@ -27,7 +28,7 @@ from device_cases import (
     train_over_heap,
 )
 from heap_kit import run_device_ranks
-from test_ranks import ROWS, SAMPLES, STEPS, TABLES, check_rows, draw, join
+from test_ranks import ROWS, SAMPLES, STEPS, TABLES, draw, join
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -41,7 +42,9 @@ OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
     ],
     "column-wise": [(tb.Adagrad(lr=0.05), [3])],
     "mirrored": [(tb.SGD(lr=0.05), [2]), (tb.RowWiseAdagrad(lr=0.05), [3])],
-    "together": [(tb.SGD(lr=0.05), [1, 4])],
+    "row-wise": [(tb.SGD(lr=0.05), [3]), (tb.RowWiseAdagrad(lr=0.05), [4])],
+    "mixed": [(tb.Adagrad(lr=0.05), [1]), (tb.Adagrad(lr=0.05), [2])],
+    "together": [(tb.SGD(lr=0.05), [4])],
 }
 TIMEOUT_S = 3.0
 # Processes.
@@ -157,9 +160,9 @@ def be_rank(rank: int, folder: Path) -> None:
 def train_in_group(group: dist.ProcessGroup, count: int) -> None:
     """Trains as one of the ranks of a group, and compares every bit with one process."""
     rank = dist.get_rank()
-    way = "together" if count % 2 else "table-wise"
+    way = ("together", "row-wise", "mixed", "table-wise")[count % 4]
     plan = tbd.ShardingPlan(count, WAYS[way](count))
-    is_weighted = way == "table-wise"
+    is_weighted = way != "together"
     optimizer: Any = tb.RowWiseAdagrad(lr=0.05) if is_weighted else tb.Adagrad(lr=0.05)
     own = [
         [draw(100 * step + at, SAMPLES[(at + step) % 4], is_weighted) for step in range(STEPS)]
@@ -186,7 +189,7 @@ def train_in_group(group: dist.ProcessGroup, count: int) -> None:
                 begin = sum(counts[:rank])
                 of_ids = expected_grads[step][feature][begin : begin + counts[rank]]
                 assert torch.equal(grads[step][feature], of_ids), (count, feature, step)
-        check_rows(store, whole, plan, rank)
+        check_held(store, whole, plan, rank)
 
 
 def lose_a_rank() -> None:

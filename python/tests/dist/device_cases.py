@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from compile_cases import watched
 from heap_kit import StandIn, check_heap, run_device_ranks
 from test_ranks import ROWS, SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw, join
+from torch.nn.functional import pad
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -41,7 +42,9 @@ OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
     ],
     "column-wise": [(tb.SGD(lr=0.05), [2]), (tb.Adagrad(lr=0.05, weight_decay=0.1), [4])],
     "mirrored": [(tb.SGD(lr=0.05), [1]), (tb.RowWiseAdagrad(lr=0.05, weight_decay=0.1), [2])],
-    "together": [(tb.SGD(lr=0.05), [1, 2, 4])],
+    "row-wise": [(tb.SGD(lr=0.05), [1]), (tb.RowWiseAdagrad(lr=0.05), [2, 4])],
+    "mixed": [(tb.Adagrad(lr=0.05), [3])],
+    "together": [(tb.SGD(lr=0.05), [2, 4])],
 }
 WAYS = SHARDINGS | {
     "together": lambda ranks: {
@@ -50,6 +53,26 @@ WAYS = SHARDINGS | {
         "c": tbd.TableWise(ranks - 1),
     }
 }
+
+
+class HeldRows:
+    """The rows that a rank holds, as `check_rows` reads them: in the place of whole tables."""
+
+    def __init__(self, store: tbd.DeviceStore, plan: tbd.ShardingPlan, rank: int) -> None:
+        self.store = store
+        ways = {config.name: plan.sharding(config) for config in TABLES}
+        by_rows = {name: way["bounds"] for name, way in ways.items() if way["kind"] == "rows"}
+        self.held = {name: bounds[rank : rank + 2] for name, bounds in by_rows.items()}
+
+    def read_rows_and_state(self, name: str, first: int, count: int) -> Any:
+        begin, end = self.held.get(name, (first, first + count))
+        found = self.store.read_rows_and_state(name, begin, end - begin)
+        return [pad(part, (0, 0, begin - first, first + count - end)) for part in found]
+
+
+def check_held(store: tbd.DeviceStore, whole: tb.Store, plan: tbd.ShardingPlan, rank: int) -> None:
+    """Compares what ``rank`` holds with the rows of one process."""
+    check_rows(HeldRows(store, plan, rank), whole, plan, rank)  # type: ignore[arg-type]
 
 
 def on_device(rank: Any, plan: tbd.ShardingPlan, **options: Any) -> Any:
@@ -124,7 +147,7 @@ def ranks_and_one(
                 assert torch.equal(grads, expected_grads[step][feature]), (plan, feature, step)
         for rank in range(count):
             store = found[rank][1]
-            check_rows(store, whole, plan, rank)
+            check_held(store, whole, plan, rank)
             for config in TABLES:
                 way = plan.tables[config.name]
                 if isinstance(way, tbd.TableWise) and way.rank == rank:
@@ -133,13 +156,14 @@ def ranks_and_one(
                     assert torch.equal(counts, every)
 
 
-def training() -> None:
+def train_ways(ways: Iterable[str]) -> None:
+    """Compares ranks and one process for some ways to divide tables."""
     watching = watched() if DEVICE.type == "cpu" else contextlib.nullcontext((set(), set()))
     with watching as (compiled, launched):
-        for name, optimizers in OPTIMIZERS.items():
+        for name in ways:
             # Rows of small batches have few uses; in one way of these they count as many.
             step_rows.MANY = 8 if name == "together" else 64
-            for number, (optimizer, counts) in enumerate(optimizers):
+            for number, (optimizer, counts) in enumerate(OPTIMIZERS[name]):
                 for count in counts:
                     plan = tbd.ShardingPlan(count, WAYS[name](count))
                     ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1)
@@ -150,6 +174,14 @@ def training() -> None:
     assert bool(launched) == (DEVICE.type == "cpu")
     # Tiles are measured by a command only.
     assert "tierbed.dist.kernels.tune" not in sys.modules
+
+
+def training_of_whole_tables() -> None:
+    train_ways(["table-wise", "mirrored"])
+
+
+def training_of_divided_tables() -> None:
+    train_ways(sorted(OPTIMIZERS.keys() - {"table-wise", "mirrored"}))
 
 
 def single_ids() -> None:
@@ -187,6 +219,11 @@ def single_ids() -> None:
         group_rows.pool_to_ranks = pool
     assert told.count(True) > len(told) // 2
     assert told.count(False) >= 1
+
+
+def training() -> None:
+    training_of_whole_tables()
+    training_of_divided_tables()
 
 
 def heaps() -> None:
@@ -283,12 +320,14 @@ def checkpoints() -> None:
     """Saved by two ranks on devices; loaded by one store, and back by four ranks on devices."""
     batches = [draw(step, 6, is_weighted=False) for step in range(4)]
     optimizer = tb.Adagrad(lr=0.05)
+    saved_by = tbd.ShardingPlan(2, {"a": tbd.RowWise(), "b": tbd.Mirrored(), "c": tbd.ColumnWise()})
+    ways = {"a": tbd.ColumnWise(), "b": tbd.RowWise(), "c": tbd.TableWise(3)}
+    plan = tbd.ShardingPlan(4, ways)
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder) / "first", Path(folder) / "second"
 
         def begin(rank: Any) -> Any:
-            plan = tbd.ShardingPlan(2, WAYS["together"](2))
-            with on_device(rank, plan, optimizer=optimizer) as collection:
+            with on_device(rank, saved_by, optimizer=optimizer) as collection:
                 train(collection, [b if rank.rank == 0 else draw(9, 0, False) for b in batches[:2]])
                 collection.save(first, extra={"at": 2})
 
@@ -304,26 +343,28 @@ def checkpoints() -> None:
             return store
 
         (expected,) = run_device_ranks(1, in_one_store)
+        whole = tb.Store.open(backend="memory", dram_budget="16MiB")
+        one = tb.EmbeddingBagCollection(TABLES, store=whole, optimizer=optimizer)
+        for part in (batches[:2], batches[2:]):
+            train(one, part)
+        check_rows(expected, whole, tbd.ShardingPlan(1, WAYS["table-wise"](1)), 0)
 
         def go_on(rank: Any) -> Any:
             store = tbd.DeviceStore(DEVICE)
-            plan = tbd.ShardingPlan(4, WAYS["together"](4))
             with on_device(rank, plan, optimizer=optimizer, store=store) as collection:
                 collection.load(second)
                 train(collection, [b if rank.rank == 0 else draw(9, 0, False) for b in batches[2:]])
             return store
 
-        plan = tbd.ShardingPlan(4, WAYS["together"](4))
         for rank, store in enumerate(run_device_ranks(4, go_on)):
-            check_rows(store, expected, plan, rank)
+            check_held(store, expected, plan, rank)
             if rank == 3:
                 assert store.steps_done("c") == 4
 
 
 def default_plan() -> None:
-    """A table of nearly all bytes is not divided where it cannot be."""
+    """A table of nearly all bytes is divided by rows, as without devices."""
     large = [tb.EmbeddingBagConfig(4096, 8, "large"), tb.EmbeddingBagConfig(9, 8, "small")]
-    assert tbd.ShardingPlan.balanced(large, 2).tables["large"] == tbd.RowWise()
 
     def work(rank: Any) -> None:
         with tbd.ShardedEmbeddingBagCollection(
@@ -332,10 +373,14 @@ def default_plan() -> None:
             ranks=rank,
             exchange=tbd.ExchangeOptions(samples_max=16, indices_max=64),
         ) as rows:
-            assert rows.plan.tables["large"] == tbd.TableWise(0)
-            ids = torch.tensor([rank.rank, 7])
+            assert rows.plan.tables["large"] == tbd.RowWise()
+            first = 2048 * rank.rank
+            ids = torch.tensor([2048 - rank.rank, 7])
             batch = tb.KeyedJaggedTensor(["large", "small"], ids, lengths=torch.ones(2).long())
             rows(batch).values().sum().backward()
+            assert rows.store.use_counts("large", first, 2048).sum() == 1
+            with pytest.raises(tb.InvalidError, match=rf"rows {first}\.\.{first + 2048} are here"):
+                rows.store.read_rows("large", 2047, 2)
 
     run_device_ranks(2, work)
 
@@ -344,8 +389,6 @@ def refusals() -> None:
     one = tbd.ShardingPlan(1, WAYS["table-wise"](1))
 
     def work(rank: Any) -> None:
-        with pytest.raises(tb.UnsupportedError, match="divided by rows"):
-            on_device(rank, tbd.ShardingPlan(1, WAYS["row-wise"](1)))
         with pytest.raises(tb.UnsupportedError, match="not adam"):
             on_device(rank, one, optimizer=tb.Adam())
         with pytest.raises(tb.UnsupportedError, match="state of whole rows"):
@@ -443,7 +486,7 @@ def train_over_heap(ranks: tbd.ProcessRank) -> None:
         for out, of_all in zip(found, expected, strict=True):
             own = slice(0, 5) if rank == 0 else slice(5, 9)
             assert torch.equal(out, of_all[own])
-        check_rows(store, whole, plan, rank)
+        check_held(store, whole, plan, rank)
 
 
 def run_cases(names: str, cases: dict[str, Any]) -> None:

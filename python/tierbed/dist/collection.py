@@ -86,9 +86,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._ranks = ProcessRank() if ranks is None else ranks
         self._configs = list(tables)
         self._store = store
-        self._plan = plan or ShardingPlan.balanced(
-            tables, self._ranks.count, divides_rows=not isinstance(store, DeviceStore)
-        )
+        self._plan = plan or ShardingPlan.balanced(tables, self._ranks.count)
         if self._plan.rank_count != self._ranks.count:
             raise InvalidError(
                 f"the plan is for {self._plan.rank_count} ranks, but there are {self._ranks.count}"

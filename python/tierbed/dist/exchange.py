@@ -53,7 +53,8 @@ class ExchangeOptions:
             that of all ranks or of none.
         samples_max: Most samples of a rank's batch. Memory is taken only for what comes; but with a
             DeviceStore at once, for the largest batch.
-        indices_max: Most ids of a rank's batch.
+        indices_max: Most ids of a rank's batch. A one-sided DeviceStore with row-wise tables takes
+            memory for as many of their rows, twice.
         timeout_s: How long another rank may be silent before this one gives up, naming it.
         copies_outputs: Whether outputs are copied out of the shared memory. Without, an output is
             valid until the lookup after the next, which fails if it is still in use.

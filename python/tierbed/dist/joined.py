@@ -56,6 +56,7 @@ class JoinedBags:
         offsets: ``[F*B+1]`` i64.
         weights: ``[E]`` f32, or None.
         is_single: Whether it is known that no bag has more than one id.
+        whole_lengths: ``[F*B]`` i64, ids of each bag where some are left out here; else None.
     """
 
     samples: Sequence[int]
@@ -63,6 +64,7 @@ class JoinedBags:
     offsets: Tensor
     weights: Tensor | None
     is_single: bool = False
+    whole_lengths: Tensor | None = None
 
 
 def join_batches(batches: Sequence[RankBatch], features: Sequence[int]) -> JoinedBags:

@@ -116,8 +116,7 @@ class ShardingPlan:
             rank_count: Ranks.
             ids_per_sample: Mean ids per sample of each table, all its features together; by
                 default one per feature.
-            divides_rows: Whether tables may be divided by rows; a
-                :class:`tierbed.dist.DeviceStore` holds them whole.
+            divides_rows: Whether tables may be divided by rows.
         """
         ids = {c.name: float(len(c.feature_names)) for c in tables} | dict(ids_per_sample or {})
         of_any_size = [c for c in tables if c.num_embeddings is None]

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from tierbed.config.optim import Optimizer
 from tierbed.dist.device.batch import GatheredBatches
-from tierbed.dist.device.group_rows import GroupRows
 from tierbed.dist.device.messages import Messages
 from tierbed.dist.device.plan import DevicePlan, Group
+from tierbed.dist.device.row_wise import AskedRows, RowWiseRows, rows_of
 from tierbed.dist.device.steps import DeviceSteps, KeptStep
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.device.weight_swap import WeightSwap
@@ -80,8 +80,8 @@ class CollectiveExchange(DeviceSteps):
         with self._on_device():
             for group in _as_sent(plan.groups[nodes.rank]):
                 arena = store.add_tables(group.tables, optimizer)
-                stride = plan.output_dim if group.is_mirrored else width
-                self._launches.append(GroupRows(group, arena, stride))
+                stride = width if group.is_pooled_for_all else plan.output_dim
+                self._launches.append(rows_of(group, arena, stride, nodes.rank))
 
     def sent_bytes(self) -> dict[str, int]:
         """As :meth:`tierbed.dist.exchange.Exchange.sent_bytes`."""
@@ -106,17 +106,22 @@ class CollectiveExchange(DeviceSteps):
         firsts = [0, *itertools.accumulate(batch.samples for batch in batches)]
         first_samples = torch.tensor(firsts, device=self._device)
         weights = WeightSwap.of(self._plan, self._rank, batches) if is_wanted else None
-        places = None if weights is None else weights.places
-        kept = KeptStep(self._step, firsts, [], places, weights)
+        kept = KeptStep(self._step, firsts, [], None if weights is None else [], weights)
         width = self._pooled_widths[self._rank]
         sent = torch.empty(firsts[-1] * width, device=self._device)
         parts = sent.data_ptr() + WORD_BYTES * width * first_samples[:-1]
         out = torch.empty((own.samples, self._plan.output_dim), device=self._device)
         output = torch.tensor([out.data_ptr()], device=self._device)
-        for launch in self._launches:
+        asked = []
+        for at, launch in enumerate(self._launches):
             joined = join_batches(batches, launch.group.features)
             kept.bags.append(joined)
-            if launch.group.is_mirrored:
+            if weights is not None and kept.places is not None:
+                kept.places.append(weights.places[at])
+            if isinstance(launch, RowWiseRows):
+                asked.append(launch.ask(batches, joined))
+                kept.keep_held(asked[-1])
+            elif launch.group.is_mirrored:
                 launch.pool_own(batches[self._rank], output, 0)
             else:
                 launch.pool(joined, parts, first_samples)
@@ -125,7 +130,20 @@ class CollectiveExchange(DeviceSteps):
         came = self._swap("vectors", sent, sends, comes)
         for columns, part in zip(self._pooled, torch.split(came, comes), strict=True):
             out.index_copy_(1, columns, part.view(own.samples, columns.numel()))
+        for of_group in asked:
+            self._swap_rows(of_group, output)
         return kept, out
+
+    def _swap_rows(self, asked: AskedRows, output: Tensor) -> None:
+        """Sends the rows that other ranks asked for, and pools those that come."""
+        dim = asked.launch.group.dim
+        sends = [dim * count for count in asked.sends(self._rank)]
+        comes = [dim * count for count in asked.counts[self._rank]]
+        sent = torch.empty(sum(sends), device=self._device)
+        begins = torch.tensor([0, *itertools.accumulate(sends)][:-1], device=self._device)
+        asked.launch.send(asked, sent.data_ptr() + WORD_BYTES * begins, is_aligned=True)
+        came = self._swap("vectors", sent, sends, comes)
+        asked.launch.pool_arrived(asked, came.view(-1, dim), output)
 
     def _backward(self, step: KeptStep, grad: Tensor, weights_grad: Tensor | None) -> None:
         samples, widths = grad.shape[0], self._plan.widths
@@ -160,7 +178,7 @@ def _pooled_columns(groups: Sequence[Group]) -> list[int]:
     return [
         first + column
         for group in groups
-        if not group.is_mirrored
+        if group.is_pooled_for_all
         for first in group.output_columns
         for column in range(group.dim)
     ]
@@ -170,7 +188,7 @@ def _as_sent(groups: Sequence[Group]) -> list[Group]:
     """Returns the groups of a rank; those pooled for all have the columns of its buffer."""
     found, width = [], 0
     for group in groups:
-        if group.is_mirrored:
+        if not group.is_pooled_for_all:
             found.append(group)
             continue
         columns = tuple(width + group.dim * at for at in range(len(group.features)))

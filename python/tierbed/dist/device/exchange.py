@@ -20,10 +20,10 @@ from torch import Tensor
 
 from tierbed.config.optim import Optimizer
 from tierbed.dist.device.batch import PublishedBatches
-from tierbed.dist.device.group_rows import GroupRows
 from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.pad import Channel, SignalPad
 from tierbed.dist.device.plan import DevicePlan, Group
+from tierbed.dist.device.row_wise import RowInbox, RowWiseRows, rows_of
 from tierbed.dist.device.steps import DeviceSteps, KeptStep
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import ExchangeOptions
@@ -63,7 +63,9 @@ class DeviceExchange(DeviceSteps):
         with self._on_device():
             own = plan.groups[heap.rank]
             self._launches = [
-                GroupRows(group, store.add_tables(group.tables, optimizer), plan.output_dim)
+                rows_of(
+                    group, store.add_tables(group.tables, optimizer), plan.output_dim, heap.rank
+                )
                 for group in own
             ]
             self._batches = PublishedBatches(heap, len(plan.row_counts), options, is_weighted)
@@ -75,6 +77,8 @@ class DeviceExchange(DeviceSteps):
             self._weight_grads = (
                 heap.alloc((options.indices_max,), torch.float32) if is_weighted else None
             )
+            dims = [group.dim for group in own if group.is_row_wise]
+            self._rows = RowInbox(heap, options.indices_max, dims) if dims else None
             self._pad = SignalPad(heap, options.timeout_s)
         self._lender = Lender(plan.output_dim, torch.float32, self._outputs)
         self._grads_step = 0
@@ -117,17 +121,25 @@ class DeviceExchange(DeviceSteps):
         firsts = [0, *itertools.accumulate(batch.samples for batch in batches)]
         first_samples = torch.tensor(firsts, device=self._heap.device)
         kept = KeptStep(step, firsts, [], [] if is_wanted else None)
+        asked = []
         for launch in self._launches:
             joined = join_batches(batches, launch.group.features)
             kept.bags.append(joined)
             if kept.places is not None:
                 kept.places.append(self._places(batches, launch.group, step))
-            if launch.group.is_mirrored:
+            if isinstance(launch, RowWiseRows):
+                asked.append(launch.ask(batches, joined))
+                kept.keep_held(asked[-1])
+            elif launch.group.is_mirrored:
                 launch.pool_own(batches[self._rank], self._outputs.peer_ptrs(step), self._rank)
             else:
                 launch.pool(joined, self._outputs.peer_ptrs(step), first_samples)
+        if self._rows is not None:
+            self._rows.send(asked, step)
         self._pad.signal(Channel.OUTPUTS, step)
         self._pad.wait(Channel.OUTPUTS, step)
+        if self._rows is not None:
+            self._rows.pool(asked, step, self._outputs.peer_ptrs(step)[self._rank :][:1])
         local = self._outputs.local(step)
         (out,) = self._lender.lend(local.data_ptr(), [(0, own.samples)], local.device)
         return kept, out.clone() if self._options.copies_outputs else out

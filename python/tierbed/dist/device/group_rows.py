@@ -93,7 +93,8 @@ class GroupRows:
         optimizer = arena.optimizer
         rows = self._first_rows[feature] + bags.indices
         grads_at = sample * width + self._grad_columns[feature]
-        counts = lengths[bag].to(torch.float32) if self.group.is_mean else None
+        whole = lengths if bags.whole_lengths is None else bags.whole_lengths
+        counts = whole[bag].to(torch.float32) if self.group.is_mean else None
         if places is not None:
             weight_grads(arena.weights, rows, grads_at, counts, grads, places)
         uses = sort_uses(

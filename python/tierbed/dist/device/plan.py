@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tierbed.config.tables import EmbeddingBagConfig, PoolingType
 from tierbed.dist.held import Held, held_tables
-from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan
-from tierbed.errors import UnsupportedError
+from tierbed.dist.sharding import ColumnWise, ShardingPlan
 
 __all__ = ["DevicePlan", "Group"]
 
@@ -26,6 +25,7 @@ class Group:
         tables: What the rank holds of each.
         is_mean: Whether bags are divided by their number of ids.
         is_mirrored: Whether every rank holds them, for its own samples.
+        row_bounds: Per table of row-wise ones, the first row of each rank, then the number of rows.
         features: Input features that read them, in the order of the input.
         table_of: Per feature, which of ``tables``.
         output_columns: Per feature, its first column in an output.
@@ -35,6 +35,7 @@ class Group:
     tables: tuple[Held, ...]
     is_mean: bool
     is_mirrored: bool
+    row_bounds: tuple[tuple[int, ...], ...]
     features: tuple[int, ...]
     table_of: tuple[int, ...]
     output_columns: tuple[int, ...]
@@ -45,6 +46,16 @@ class Group:
         """Columns that are held of each table."""
         return len(self.tables[0].columns)
 
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether each rank holds some of their rows, which are pooled where they arrive."""
+        return len(self.row_bounds) > 0
+
+    @property
+    def is_pooled_for_all(self) -> bool:
+        """Whether who holds them pools the bags of all ranks."""
+        return not self.is_mirrored and not self.is_row_wise
+
 
 class DevicePlan:
     """The groups of all ranks.
@@ -52,20 +63,9 @@ class DevicePlan:
     Args:
         tables: All tables, in the order of their features.
         plan: Who holds what.
-
-    Raises:
-        UnsupportedError: A table is divided by rows.
     """
 
     def __init__(self, tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> None:
-        for config in tables:
-            if isinstance(plan.tables.get(config.name), RowWise):
-                raise UnsupportedError(
-                    f"table {config.name!r} is divided by rows, which device memory does not do "
-                    "yet; plan it TableWise, ColumnWise or Mirrored, or keep rows in a "
-                    "tierbed.Store",
-                    {"table": config.name},
-                )
         # Whether a row's product with a gradient is nobody's alone.
         self.is_divided = any(
             isinstance(plan.tables.get(config.name), ColumnWise) for config in tables
@@ -88,13 +88,14 @@ class DevicePlan:
     def _groups_of(
         self, tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int
     ) -> list[Group]:
-        members: dict[tuple[int, bool, bool], list[Held]] = {}
+        members: dict[tuple[int, bool, str], list[Held]] = {}
         for held in held_tables(tables, plan, rank):
-            is_mirrored = isinstance(plan.tables[held.config.name], Mirrored)
+            way = plan.sharding(held.config)["kind"]
+            kind = way if way in ("mirrored", "rows") else "pooled"
             is_mean = held.config.pooling is PoolingType.MEAN
-            members.setdefault((len(held.columns), is_mean, is_mirrored), []).append(held)
+            members.setdefault((len(held.columns), is_mean, kind), []).append(held)
         groups, width = [], 0
-        for (dim, is_mean, is_mirrored), held_here in members.items():
+        for (dim, is_mean, kind), held_here in members.items():
             place = {held.config.name: at for at, held in enumerate(held_here)}
             read = [at for at, config in enumerate(self._features) if config.name in place]
             table_of = [place[self._features[at].name] for at in read]
@@ -103,7 +104,12 @@ class DevicePlan:
                 Group(
                     tables=tuple(held_here),
                     is_mean=is_mean,
-                    is_mirrored=is_mirrored,
+                    is_mirrored=kind == "mirrored",
+                    row_bounds=tuple(
+                        tuple(plan.sharding(held.config)["bounds"])
+                        for held in held_here
+                        if kind == "rows"
+                    ),
                     features=tuple(read),
                     table_of=tuple(table_of),
                     output_columns=tuple(

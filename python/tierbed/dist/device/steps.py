@@ -14,6 +14,7 @@ from torch import Tensor
 from tierbed.dist.device.batch import check_batch
 from tierbed.dist.device.group_rows import WORDS_PER_STORE
 from tierbed.dist.device.plan import DevicePlan
+from tierbed.dist.device.row_wise import AskedRows
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.device.weight_swap import WeightSwap
 from tierbed.dist.exchange import ExchangeOptions, Serving
@@ -43,6 +44,12 @@ class KeptStep:
     bags: list[JoinedBags]
     places: list[Tensor] | None
     weights: WeightSwap | None = None
+
+    def keep_held(self, asked: AskedRows) -> None:
+        """Lets the last group have only the ids that this rank holds."""
+        self.bags[-1] = asked.bags
+        if self.places is not None:
+            self.places[-1] = self.places[-1][asked.is_held]
 
 
 class DeviceSteps(abc.ABC):

@@ -137,7 +137,8 @@ class DeviceStore:
             self._tables[held.name] = (held, arena, first)
             self._steps[held.name] = 0
             for at, rows in initial_rows(held, self._seed):
-                arena.weights[first + at : first + at + len(rows)] = rows.to(self._device)
+                begin = first + at - held.rows.start
+                arena.weights[begin : begin + len(rows)] = rows.to(self._device)
         return arena
 
     def note_step(self, arena: Arena) -> None:
@@ -241,7 +242,7 @@ class DeviceStore:
                 at = rows + first
                 visit(
                     name,
-                    rows.cpu(),
+                    rows.cpu() + held.rows.start,
                     arena.weights[at].cpu(),
                     arena.state[at].cpu(),
                     arena.use_counts[at].to("cpu", torch.int64),
@@ -278,10 +279,11 @@ class DeviceStore:
             known = list(self._tables)
             raise InvalidError(f"no table {table!r}; the store has {known}", {"table": table})
         held, arena, first = self._tables[table]
-        if first_row < 0 or first_row + row_count > len(held.rows):
+        if first_row < held.rows.start or first_row + row_count > held.rows.stop:
             raise InvalidError(
-                f"rows {first_row}..{first_row + row_count} of table {table!r}, which has "
-                f"{len(held.rows)}",
+                f"rows {first_row}..{first_row + row_count} of table {table!r}, of which rows "
+                f"{held.rows.start}..{held.rows.stop} are here",
                 {"table": table},
             )
-        return arena, slice(first + first_row, first + first_row + row_count)
+        begin = first + first_row - held.rows.start
+        return arena, slice(begin, begin + row_count)

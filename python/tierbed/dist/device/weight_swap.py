@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tierbed.dist.device.plan import DevicePlan, Group
+from tierbed.dist.device.row_wise import holders_of
 from tierbed.dist.joined import RankBatch, join_batches
 
 __all__ = ["WeightSwap"]
@@ -30,7 +31,8 @@ class WeightSwap:
         sends: How many each rank gets.
         comes: How many come from each.
         order: ``[E]`` i64, the ids of this rank whose gradients come, in that order.
-        places: Of each group, ``[E_group]`` i64: the address for each joined id, 0 for none.
+        places: Of each group, ``[E_group]`` i64: the address for each joined id, 0 for those that
+            another rank answers.
     """
 
     sent: Tensor
@@ -50,7 +52,7 @@ class WeightSwap:
         """
         own = plan.groups[rank]
         asked = [
-            [_positions(group, batch, is_own=at == rank) for group in own]
+            [_positions(group, batch, rank, is_own=at == rank) for group in own]
             for at, batch in enumerate(batches)
         ]
         sends = [sum(found.numel() for found in of_rank) for of_rank in asked]
@@ -65,7 +67,7 @@ class WeightSwap:
                 address += WORD_BYTES * positions.numel()
                 placed[group].append(dataclasses.replace(batch, indices=place, weights=None))
         found = [
-            [_positions(group, batches[rank], is_own=at == rank) for group in groups]
+            [_positions(group, batches[rank], at, is_own=at == rank) for group in groups]
             for at, groups in enumerate(plan.groups)
         ]
         return cls(
@@ -80,12 +82,15 @@ class WeightSwap:
         )
 
 
-def _positions(group: Group, batch: RankBatch, *, is_own: bool) -> Tensor:
-    """Returns the ids of ``batch`` whose gradients the holder of ``group`` sends, in order."""
+def _positions(group: Group, batch: RankBatch, holder: int, *, is_own: bool) -> Tensor:
+    """Returns the ids of ``batch`` whose gradients ``holder`` of ``group`` sends, in order."""
     near = batch.indices.device
     ranges = [torch.empty(0, dtype=torch.int64, device=near)]
     if is_own or not group.is_mirrored:
         for feature in group.features:
             first, end = batch.bounds[feature], batch.bounds[feature + 1]
             ranges.append(torch.arange(first, end, device=near))
-    return torch.cat(ranges)
+    found = torch.cat(ranges)
+    if group.is_row_wise:
+        found = found[holders_of(group, join_batches([batch], group.features)) == holder]
+    return found
