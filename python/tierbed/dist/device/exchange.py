@@ -8,11 +8,15 @@ reader gives when it has done with step ``i``.
 
 Source: PGAS §III. Differs: ids travel within the step; gradients are put and not added; the host
 waits for each signal, so that a rank that is silent has a name, and no kernel waits for long.
+
+Everything runs on the stream that is current at the lookup. Which others may read an output is told
+in ``tierbed.dist.lending``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import torch
@@ -80,7 +84,9 @@ class DeviceExchange(DeviceSteps):
             dims = [group.dim for group in own if group.is_row_wise]
             self._rows = RowInbox(heap, options.indices_max, dims) if dims else None
             self._pad = SignalPad(heap, options.timeout_s)
-        self._lender = Lender(plan.output_dim, torch.float32, self._outputs)
+        is_cuda = heap.device.type == "cuda"
+        stream = functools.partial(torch.cuda.current_stream, heap.device) if is_cuda else None
+        self._lender = Lender(plan.output_dim, torch.float32, self._outputs, stream)
         self._grads_step = 0
         self._compile(is_weighted)
 
