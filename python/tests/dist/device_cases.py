@@ -236,6 +236,32 @@ def heaps() -> None:
             )
 
 
+def pinned_gradients() -> None:
+    """Gradients in memory of the host come to the device once for a step, not for each use."""
+    plan = tbd.ShardingPlan(1, WAYS["table-wise"](1))
+    width = sum(config.embedding_dim * len(config.feature_names) for config in TABLES)
+    counts = []
+
+    def bring(_: HostHeap, tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone()
+        if tensor.numel() == 3 * width:
+            counts.append(tensor.numel())
+            # Whoever reads them over the link again gets these.
+            tensor.fill_(float("nan"))
+        return copy
+
+    def work(rank: Any) -> None:
+        store = tbd.DeviceStore(DEVICE)
+        with on_device(rank, plan, store=store) as rows:
+            train(rows, [draw(step, 3, is_weighted=False) for step in range(STEPS)])
+        assert all(bool(store.read_rows(c.name, 0, 9).isfinite().all()) for c in TABLES)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostHeap, "near", bring)
+        run_device_ranks(1, work, device_heap="pinned")
+    assert counts == [3 * width] * STEPS
+
+
 def stand_in() -> None:
     """Torch's symmetric memory, as far as a machine without GPUs can tell."""
     made = []

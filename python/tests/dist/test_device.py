@@ -42,7 +42,8 @@ def check(*cases: subprocess.Popen[str]) -> None:
 
 def test_ranks_that_share_memory() -> None:
     trainings = "training_of_whole_tables/training_of_divided_tables"
-    cases = f"{trainings}/heaps,stand_in,single_ids,compiled_before,default_plan,refusals,checkpoints"
+    alone = "heaps,pinned_gradients,stand_in,single_ids,compiled_before,default_plan,refusals"
+    cases = f"{trainings}/{alone},checkpoints"
     check(start(cases, "cpu", TRITON_INTERPRET="1"))
 
 

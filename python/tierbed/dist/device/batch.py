@@ -122,19 +122,15 @@ class PublishedBatches:
                 RankBatch(
                     samples,
                     bounds,
-                    self._near(self._ids.peer(rank, turn)[: bounds[-1]]),
-                    self._near(self._offsets.peer(rank, turn)[: self._features * samples + 1]),
+                    self._heap.near(self._ids.peer(rank, turn)[: bounds[-1]]),
+                    self._heap.near(self._offsets.peer(rank, turn)[: self._features * samples + 1]),
                     None
                     if self._weights is None
-                    else self._near(self._weights.peer(rank, turn)[: bounds[-1]]),
+                    else self._heap.near(self._weights.peer(rank, turn)[: bounds[-1]]),
                     longest,
                 )
             )
         return batches, any(wants for _, wants, *_ in told)
-
-    def _near(self, tensor: Tensor) -> Tensor:
-        """Copies to the device what does not lie on one."""
-        return tensor.to(self._heap.device)
 
 
 class GatheredBatches:

@@ -160,7 +160,8 @@ class DeviceExchange(DeviceSteps):
         self._pad.signal(Channel.GRADS, turn)
         self._pad.wait(Channel.GRADS, turn)
         width = self._plan.widths[self._rank]
-        grads = self._grads.local(turn)[: step.first_samples[-1] * width]
+        # Each use of a row reads a gradient: those in memory of the host are copied once.
+        grads = self._heap.near(self._grads.local(turn)[: step.first_samples[-1] * width])
         for at, (launch, bags) in enumerate(zip(self._launches, step.bags, strict=True)):
             places = None if step.places is None else step.places[at]
             launch.step(bags, grads, width, places)

@@ -167,6 +167,10 @@ class DeviceHeap(abc.ABC):
         """Returns the values of all ranks, by way of the hosts; all call this together."""
         return self._hosts.gather(value)
 
+    def near(self, tensor: Tensor) -> Tensor:
+        """Returns ``tensor`` on the device: a copy of what does not lie there."""
+        return tensor.to(self._device)
+
     def quiet(self) -> None:
         """Returns when everything this rank launched is done, stores to peers included."""
         if self._device.type == "cuda":
