@@ -336,7 +336,9 @@ class ProcessRank:
         is_distinct = is_cpu or len({gpu for _, gpu in told}) == self.count
         if not is_distinct or not all(has for has, _ in told):
             return WireMessages(nodes, wire)
-        connected = Connected.beside(self.group, backend, "devices")
+        # A call of gloo that nobody ends would keep its group from being closed. One of NCCL that
+        # took too long would end the process before the rank is named.
+        connected = Connected.beside(self.group, backend, timeout_s if is_cpu else None)
         return GroupMessages(nodes, connected, wire, timeout_s, is_queued=not is_cpu)
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:

@@ -99,28 +99,37 @@ class Connected:
     Args:
         program: The group of the program; None for that of all ranks.
         backend: What moves its bytes.
+        timeout_s: How long its collectives may take; by default what torch allows.
     """
 
-    kept: ClassVar[dict[tuple[dist.ProcessGroup | None, str, str], Connected]] = {}
+    kept: ClassVar[dict[tuple[dist.ProcessGroup | None, str, float | None], Connected]] = {}
 
-    def __init__(self, program: dist.ProcessGroup | None, backend: str) -> None:
+    def __init__(
+        self, program: dist.ProcessGroup | None, backend: str, timeout_s: float | None
+    ) -> None:
         self.world = dist.group.WORLD
         # Their numbers in the program, by those in the group.
         self.ranks = dist.get_process_group_ranks(program)
         self.group: dist.ProcessGroup | None = dist.new_group(
-            self.ranks, backend=backend, use_local_synchronization=program is not None
+            self.ranks,
+            backend=backend,
+            timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+            use_local_synchronization=program is not None,
         )
         self.tags = itertools.count()
 
     @classmethod
     def beside(
-        cls, program: dist.ProcessGroup | None, backend: str = "gloo", use: str = "messages"
+        cls,
+        program: dist.ProcessGroup | None,
+        backend: str = "gloo",
+        timeout_s: float | None = None,
     ) -> Connected:
-        """Returns that of ``program`` for one use; all of its ranks call this together."""
-        key = (program, backend, use)
+        """Returns that of ``program``; all of its ranks call this together."""
+        key = (program, backend, timeout_s)
         found = cls.kept.get(key)
         if found is None or found.group is None or found.world is not dist.group.WORLD:
-            found = cls.kept[key] = cls(program, backend)
+            found = cls.kept[key] = cls(program, backend, timeout_s)
         return found
 
     def cut(self) -> None:

@@ -10,9 +10,9 @@ NCCL was never met so far: tests have gloo, and a stand-in for what NCCL does ot
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -109,7 +109,8 @@ class GroupMessages:
 
     Args:
         nodes: Every rank as a node of its own.
-        connected: The process group, of its own for these calls.
+        connected: The process group, of its own for these calls. Calls that are not queued take
+            no longer than its time-out.
         wire: Beside it.
         timeout_s: How long another rank may be silent.
         is_queued: Whether calls only queue work for a device, as those of NCCL do: the host waits
@@ -160,7 +161,10 @@ class GroupMessages:
 
     def abort(self) -> None:
         """As :meth:`Messages.abort`."""
+        self._cut()
         self._wire.abort()
+
+    def _cut(self) -> None:
         # Work that a GPU has queued is not waited for: the process ends with it.
         if not self._is_queued:
             self._connected.cut()
@@ -177,6 +181,10 @@ class GroupMessages:
         try:
             yield
         except RuntimeError as error:
+            # Only neighbours of a lost rank notice it: that they leave tells the others. Their
+            # connections close with the last reference to the group.
+            traceback.clear_frames(error.__traceback__)
+            self._cut()
             silent = self._wire.silent_ranks()
             if silent:
                 raise LostRankError(self._nodes, silent[0], error) from error
@@ -191,14 +199,15 @@ def wait_for(work: Any, timeout_s: float, *, is_queued: bool) -> None:
 
     Args:
         work: What the call returned.
-        timeout_s: How long to wait.
+        timeout_s: How long to wait for queued work.
         is_queued: As of :class:`GroupMessages`.
 
     Raises:
         RuntimeError: It failed, or took too long.
     """
     if not is_queued:
-        work.wait(timedelta(seconds=timeout_s))
+        # Its group has the time-out.
+        work.wait()
         return
     # The stream waits for the call, and the host looks at its clock.
     work.wait()
