@@ -243,7 +243,7 @@ def pinned_gradients() -> None:
     counts = []
 
     def bring(_: HostHeap, tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone()
+        copy = tensor.to(DEVICE, copy=True)
         if tensor.numel() == 3 * width:
             counts.append(tensor.numel())
             # Whoever reads them over the link again gets these.

@@ -185,6 +185,8 @@ def test_a_balanced_plan_mirrors_small_tables_and_divides_the_largest() -> None:
     plan = tbd.ShardingPlan.balanced(tables, 2)
     assert plan.tables["tiny"] == tbd.Mirrored()
     assert plan.tables["large"] == tbd.RowWise()
+    undivided = tbd.ShardingPlan.balanced(tables, 2, divides_rows=False)
+    assert undivided.tables["large"] == tbd.TableWise(0)
     holders = [plan.tables[name] for name in ("m1", "m2", "m3", "m4")]
     assert sorted(holder.rank for holder in holders if isinstance(holder, tbd.TableWise)) == [
         0,

@@ -1,9 +1,9 @@
 """Tests of ``tierbed.dist`` on devices, run from the benchmark of the GPU exchange.
 
 Each case of ``python/tests/dist/device_cases.py`` runs in a process of its own: heaps, training
-with the bits of one process, checkpoints, refusals, and two processes on one GPU over torch's
-symmetric memory and over pinned memory. They need the engine, so ``make setup`` first; without,
-they are named as left out.
+with the bits of one process, checkpoints, refusals, ranks that share no memory, and two processes
+on one GPU over torch's symmetric memory and over pinned memory. They need the engine, so ``make
+setup`` first; without, they are named as left out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,17 @@ from pathlib import Path
 from typing import Any
 
 CASES = Path(__file__).parents[3] / "python" / "tests" / "dist" / "device_cases.py"
+COLLECTIVE_CASES = CASES.with_name("collective_cases.py")
+# Those that a GPU has alone.
+ALONE = [
+    "heaps",
+    "training",
+    "pinned_gradients",
+    "checkpoints",
+    "single_ids",
+    "default_plan",
+    "refusals",
+]
 # A GPU compiles about a hundred kernels for the training.
 SECONDS_MAX = 240.0
 
@@ -26,13 +37,15 @@ SECONDS_MAX = 240.0
 def run_cases(is_dry: bool, deadline: float) -> Iterator[dict[str, Any]]:
     """Runs the cases that there is time for; a dry run, interpreted, one of them."""
     device = "cpu" if is_dry else "cuda"
-    alone = ["heaps", "training", "checkpoints", "single_ids", "default_plan", "refusals"]
-    alone = alone[:1] if is_dry else alone
-    for case in alone:
-        yield _run(case, [[case, device]], deadline)
+    for case in ["heaps"] if is_dry else ALONE:
+        yield _run(case, [[str(CASES), case, device]], deadline)
+    if not is_dry:
+        yield _run("collective", [[str(COLLECTIVE_CASES), "collective", device]], deadline)
     for device_heap in [] if is_dry else ["auto", "pinned"]:
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [["processes", device, str(at), folder, device_heap] for at in range(2)]
+            ranks = [
+                [str(CASES), "processes", device, str(at), folder, device_heap] for at in range(2)
+            ]
             yield _run(f"processes, {device_heap}", ranks, deadline)
 
 
@@ -48,7 +61,7 @@ def _run(case: str, commands: list[list[str]], deadline: float) -> dict[str, Any
     variables["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
     started = [
         subprocess.Popen(
-            [sys.executable, str(CASES), *command],
+            [sys.executable, *command],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
