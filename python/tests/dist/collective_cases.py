@@ -31,8 +31,11 @@ from heap_kit import run_device_ranks
 from test_ranks import ROWS, SAMPLES, STEPS, TABLES, draw, join
 
 import tierbed as tb
+import tierbed.dist.ranks
 from tierbed import dist as tbd
-from tierbed.dist.device.messages import wait_for
+from tierbed.dist.device.messages import GroupMessages, WireMessages, wait_for
+from tierbed.dist.nodes import Nodes
+from tierbed.dist.wire import Connected, TorchWire
 
 # Optimizers, and on how many ranks; weights have gradients in every other one.
 OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
@@ -42,7 +45,8 @@ OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
     ],
     "column-wise": [(tb.Adagrad(lr=0.05), [3])],
     "mirrored": [(tb.SGD(lr=0.05), [2]), (tb.RowWiseAdagrad(lr=0.05), [3])],
-    "row-wise": [(tb.SGD(lr=0.05), [3]), (tb.RowWiseAdagrad(lr=0.05), [4])],
+    "row-wise": [(tb.SGD(lr=0.05), [2]), (tb.RowWiseAdagrad(lr=0.05), [4])],
+    "uneven rows": [(tb.SGD(lr=0.05), [3])],
     "mixed": [(tb.Adagrad(lr=0.05), [1]), (tb.Adagrad(lr=0.05), [2])],
     "together": [(tb.SGD(lr=0.05), [4])],
 }
@@ -128,6 +132,34 @@ def queued_calls() -> None:
     assert (work.looks, work.waits) == (-1, 1)
     with pytest.raises(RuntimeError, match=r"nothing came in 0\.05 s"):
         wait_for(Work(1_000_000), 0.05, is_queued=True)
+
+
+def calls_of_gpus() -> None:
+    """NCCL is taken where a group has it and each rank a GPU, else memory of the host."""
+    nodes = Nodes(rank=0, count=1, ranks_each=1)
+    gpu = torch.device("cuda", 0)
+    made: list[tuple[str, float | None]] = []
+
+    def beside(_: Any, backend: str = "gloo", timeout_s: float | None = None) -> Any:
+        made.append((backend, timeout_s))
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/a", rank=0, world_size=1)
+        patch.setattr(tierbed.dist.ranks, "gpu_name", lambda device: "some GPU")
+        patch.setattr(Connected, "beside", beside)
+        patch.setattr(TorchWire, "__init__", lambda *_: None)
+        rank = tbd.ProcessRank()
+        assert isinstance(rank.device_messages(nodes, gpu, 5.0), WireMessages)
+        assert isinstance(rank.device_messages(nodes, torch.device("cpu"), 5.0), GroupMessages)
+        patch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+        assert isinstance(rank.device_messages(nodes, gpu, 5.0), GroupMessages)
+        # NCCL's own time-out would end the process.
+        assert made == [("gloo", 5.0), ("nccl", None)]
+        # Two ranks on one GPU, as in tests.
+        patch.setattr(tbd.ProcessRank, "count", 2)
+        patch.setattr(tbd.ProcessRank, "gather", lambda self, value: [value] * 2)
+        assert isinstance(rank.device_messages(nodes, gpu, 5.0), WireMessages)
+        dist.destroy_process_group()
 
 
 def fork_ranks(work: Callable[[int], None]) -> list[int]:

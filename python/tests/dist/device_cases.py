@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
     "column-wise": [(tb.SGD(lr=0.05), [2]), (tb.Adagrad(lr=0.05, weight_decay=0.1), [4])],
     "mirrored": [(tb.SGD(lr=0.05), [1]), (tb.RowWiseAdagrad(lr=0.05, weight_decay=0.1), [2])],
     "row-wise": [(tb.SGD(lr=0.05), [1]), (tb.RowWiseAdagrad(lr=0.05), [2, 4])],
-    "mixed": [(tb.Adagrad(lr=0.05), [3])],
+    "uneven rows": [(tb.Adagrad(lr=0.05), [3])],
     "together": [(tb.SGD(lr=0.05), [2, 4])],
 }
 WAYS = SHARDINGS | {
@@ -51,7 +51,13 @@ WAYS = SHARDINGS | {
         "a": tbd.ColumnWise(),
         "b": tbd.Mirrored(),
         "c": tbd.TableWise(ranks - 1),
-    }
+    },
+    # Of three ranks; some hold nothing of a table.
+    "uneven rows": lambda _: {
+        "a": tbd.RowWise((0, 0, 60, 60)),
+        "b": tbd.RowWise((0, 9, 9, 9)),
+        "c": tbd.TableWise(2),
+    },
 }
 
 

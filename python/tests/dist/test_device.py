@@ -57,7 +57,7 @@ def test_ranks_that_share_memory() -> None:
 
 
 def test_ranks_that_share_no_memory() -> None:
-    cases = "collective/silent_process/collective_refusals,queued_calls,processes"
+    cases = "collective/silent_process/collective_refusals,queued_calls,processes,calls_of_gpus"
     check(start(cases, "cpu", cases=COLLECTIVE_CASES, TRITON_INTERPRET="1"))
 
 
