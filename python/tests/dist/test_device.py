@@ -51,7 +51,7 @@ def check(*cases: subprocess.Popen[str]) -> None:
 
 def test_ranks_that_share_memory() -> None:
     trainings = "training_of_whole_tables/training_of_divided_tables"
-    alone = "heaps,pinned_gradients,stand_in,single_ids,compiled_before,default_plan,refusals"
+    alone = "heaps,pinned_gradients,stand_in,single_ids,default_plan,refusals"
     cases = f"{trainings}/{alone},checkpoints"
     check(start(cases, "cpu", TRITON_INTERPRET="1"))
 

@@ -32,6 +32,7 @@ from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.device.weight_swap import WeightSwap
 from tierbed.dist.exchange import ExchangeOptions
 from tierbed.dist.joined import RankBatch, join_batches
+from tierbed.dist.kernels.launch import compiling
 from tierbed.dist.kernels.put_grads import put_grads
 from tierbed.dist.nodes import Nodes
 
@@ -82,6 +83,7 @@ class CollectiveExchange(DeviceSteps):
                 arena = store.add_tables(group.tables, optimizer)
                 stride = width if group.is_pooled_for_all else plan.output_dim
                 self._launches.append(rows_of(group, arena, stride, nodes.rank))
+            self._compile(len(plan.groups), is_weighted)
 
     def sent_bytes(self) -> dict[str, int]:
         """As :meth:`tierbed.dist.exchange.Exchange.sent_bytes`."""
@@ -94,6 +96,16 @@ class CollectiveExchange(DeviceSteps):
             with self._on_device():
                 self._messages.gather(torch.zeros(1, device=self._device))
         self._messages.close()
+
+    def _compile(self, ranks: int, is_weighted: bool) -> None:
+        """Compiles all kernels of a step before other ranks wait for one."""
+        places = torch.zeros(ranks, dtype=torch.int64, device=self._device)
+        width = self._plan.widths[self._rank]
+        with compiling():
+            for launch in self._launches:
+                grads = torch.zeros(width * ranks, device=self._device)
+                launch.compile(places, grads, width, is_weighted=is_weighted)
+            self._compile_puts(places[self._run_holders])
 
     def _begin(self) -> None:
         return

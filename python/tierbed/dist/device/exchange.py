@@ -103,14 +103,11 @@ class DeviceExchange(DeviceSteps):
         """Compiles all kernels of a step, on all ranks, before the first one is waited for."""
         width = self._plan.widths[self._rank]
         with self._on_device(), compiling():
+            grads = self._grads.local(0)
             for launch in self._launches:
                 begins = self._outputs.peer_ptrs(0)
-                launch.compile(begins, self._grads.local(0), width, is_weighted=is_weighted)
-            grad = torch.zeros((1, self._plan.output_dim), device=self._heap.device)
-            # A gradient that autograd made may lie anywhere.
-            for is_aligned in {self._are_runs_aligned(grad), False}:
-                matrices = self._grads.peer_ptrs(0)[self._run_holders]
-                put_grads(grad, self._runs, matrices, 0, self._dim_max, is_aligned=is_aligned)
+                launch.compile(begins, grads, width, is_weighted=is_weighted)
+            self._compile_puts(self._grads.peer_ptrs(0)[self._run_holders])
             self._pad.signal(Channel.IDS, 0)
             self._pad.wait(Channel.IDS, 0)
         self._heap.gather(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -72,11 +74,15 @@ class GroupRows:
         offsets = torch.ones(features * samples + 1, dtype=torch.int64, device=device)
         offsets[0] = 0
         weights = torch.ones(1, device=device) if is_weighted else None
-        for is_single in (False, True):
-            bags = JoinedBags([1] * ranks, indices, offsets, weights, is_single)
-            told = outputs[:1] if self.group.is_mirrored else outputs
-            self.pool(bags, told, torch.arange(told.numel() + 1, device=device))
+        bags = JoinedBags([1] * ranks, indices, offsets, weights)
+        self._compile_pool(bags, outputs)
         self.step(bags, grads, width, indices if is_weighted else None)
+
+    def _compile_pool(self, bags: JoinedBags, outputs: Tensor) -> None:
+        told = outputs[:1] if self.group.is_mirrored else outputs
+        for is_single in (False, True):
+            of_ranks = dataclasses.replace(bags, is_single=is_single)
+            self.pool(of_ranks, told, torch.arange(told.numel() + 1, device=outputs.device))
 
     def step(self, bags: JoinedBags, grads: Tensor, width: int, places: Tensor | None) -> None:
         """Steps the rows of ``bags``; ``grads`` is this rank's matrix, ``width`` columns.

@@ -10,6 +10,7 @@ the one who pools.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,18 @@ class RowWiseRows(GroupRows):
             pairs.view(count, count).tolist(),
             JoinedBags(own.samples, arrival, own.offsets, own.weights),
         )
+
+    def _compile_pool(self, bags: JoinedBags, outputs: Tensor) -> None:
+        ranks, device = outputs.numel(), outputs.device
+        own = dataclasses.replace(bags, samples=[1], offsets=bags.offsets[: len(self._none) + 1])
+        each = [[1] * ranks for _ in range(ranks)]
+        sent = torch.zeros(ranks, dtype=torch.int64, device=device)
+        asked = AskedRows(self, bags, sent.bool(), sent, each, own)
+        # Rows come behind those of other groups, so that they may lie anywhere.
+        came = torch.zeros(4 * self.group.dim + 1, device=device)
+        for first in (0, 1):
+            self.send(asked, outputs, is_aligned=first == 0)
+            self.pool_arrived(asked, came[first:][: self.group.dim].view(1, -1), outputs[:1])
 
     def send(self, asked: AskedRows, places: Tensor, *, is_aligned: bool) -> None:
         """Writes rows to who asked for them.

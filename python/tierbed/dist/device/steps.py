@@ -19,6 +19,7 @@ from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.device.weight_swap import WeightSwap
 from tierbed.dist.exchange import ExchangeOptions, Serving
 from tierbed.dist.joined import JoinedBags, RankBatch
+from tierbed.dist.kernels.put_grads import put_grads
 from tierbed.errors import ClosedError, InvalidError, UnsupportedError
 
 __all__ = ["DeviceSteps", "KeptStep"]
@@ -144,6 +145,13 @@ class DeviceSteps(abc.ABC):
 
     def _fail(self) -> None:  # noqa: B027  (nothing to do where signals tell who is silent)
         """Lets other ranks know that this one cannot go on."""
+
+    def _compile_puts(self, matrices: Tensor) -> None:
+        """Compiles what puts gradients, within :func:`tierbed.dist.kernels.launch.compiling`."""
+        grad = torch.zeros((1, self._plan.output_dim), device=self._device)
+        # A gradient that autograd made may lie anywhere.
+        for is_aligned in {self._are_runs_aligned(grad), False}:
+            put_grads(grad, self._runs, matrices, 0, self._dim_max, is_aligned=is_aligned)
 
     def _are_runs_aligned(self, grad: Tensor) -> bool:
         """Returns whether gradients can be put in 128 bits."""
