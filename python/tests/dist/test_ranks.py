@@ -251,3 +251,25 @@ def test_what_cannot_be_divided_is_refused() -> None:
         make(plan=tbd.ShardingPlan(2, {}))
     with pytest.raises(tb.InvalidError, match="exchange must be one of"):
         make(exchange="nccl")
+
+
+def test_outputs_go_to_the_device_of_the_model() -> None:
+    config = tb.EmbeddingConfig(60, 8, "s")
+
+    def work(rank: tbd.LocalRank) -> None:
+        with (
+            tb.Store.open(backend="memory", dram_budget="16MiB") as store,
+            tbd.ShardedEmbeddingBagCollection(TABLES, store=store, ranks=rank) as rows,
+            tbd.ShardedEmbeddingCollection([config], store=store, ranks=rank, device="meta") as seq,
+        ):
+            # A move to the device without memory is for parameters, which are loaded later.
+            rows.to("meta").to(torch.float16)
+            assert rows(draw(1, 3, False)).values().is_cpu
+            rows._device = torch.device("meta")
+            assert rows(draw(1, 3, False)).values().is_meta
+            assert all(part.values().is_meta for part in rows.forward_parts(draw(1, 3, False), 2))
+            found = seq(tb.KeyedJaggedTensor(["s"], torch.tensor([3]), lengths=torch.tensor([1])))
+            assert found["s"].values().is_meta
+            assert found["s"].lengths().is_meta
+
+    run_ranks(2, work)

@@ -32,10 +32,14 @@ from tierbed.dist.session import RankSession, RankTraining
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.ops.links import as_device, default_device
 from tierbed.results import EvictedIds
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.session import Announcing, Reading
 from tierbed.train.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["ShardedEmbeddingBagCollection"]
 
@@ -60,6 +64,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         optimizer: As for :class:`tierbed.EmbeddingBagCollection`; a CodedStore has none.
         optimizer_kwargs: As for :class:`tierbed.EmbeddingBagCollection`.
         is_weighted: As for :class:`tierbed.EmbeddingBagCollection`.
+        device: As for :class:`tierbed.EmbeddingBagCollection`; rows of a DeviceStore stay on its
+            device.
 
     Raises:
         InvalidError: Options that are unknown, no tables, or a plan of another number of ranks.
@@ -78,6 +84,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         how = exchange if isinstance(exchange, ExchangeOptions) else ExchangeOptions(kind=exchange)
@@ -92,6 +99,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
                 f"the plan is for {self._plan.rank_count} ranks, but there are {self._ranks.count}"
             )
         self._is_weighted = is_weighted
+        self._device = default_device() if device is None else as_device(device)
         pairs = [(feature, config) for config in tables for feature in config.feature_names]
         self._features = [feature for feature, _ in pairs]
         self._names = feature_labels(tables)
@@ -106,8 +114,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
             self._exchange = self._join_devices(store, how)
         else:
             self._exchange = self._join_hosts(store, how)
-        self._hook = torch.zeros(1, requires_grad=True)
-        self._still_hook = torch.zeros(1)
+        self._hook = torch.zeros(1, requires_grad=True, device="cpu")
+        self._still_hook = torch.zeros(1, device="cpu")
 
     @property
     def store(self) -> Store | CodedStore | DeviceStore:
@@ -175,7 +183,18 @@ class ShardedEmbeddingBagCollection(nn.Module):
         rows = Lookup.apply(  # type: ignore[no-untyped-call]
             hook, weights, bags, self._exchange, is_training
         )
-        return KeyedTensor(self._names, self._dims, rows)
+        return KeyedTensor(self._names, self._dims, self._placed(rows))
+
+    def _placed(self, rows: Tensor) -> Tensor:
+        return rows if self._device is None else rows.to(self._device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # What to(), cuda() and their like do to tensors. Rows stay where they are; outputs move.
+        found = fn(torch.empty(0, device=self._device or "cpu")).device
+        if found.type != "meta" and found != (self._device or torch.device("cpu")):
+            self._device = as_device(found)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def forward_parts(self, features: Any, parts: int) -> Iterator[KeyedTensor]:
         """Looks up a batch, together with all ranks, and yields it part by part.
@@ -218,13 +237,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def _arriving(self, rows: Sequence[Tensor], serving: Serving) -> Iterator[KeyedTensor]:
         for part, of_part in enumerate(rows):
             serving.wait(part)
-            yield KeyedTensor(self._names, self._dims, of_part)
+            yield KeyedTensor(self._names, self._dims, self._placed(of_part))
         serving.join()
 
     def _checked(self, features: Any) -> tuple[KeyedJaggedTensor, Tensor | None]:
         """Returns the bags in the order of the tables, and weights where there must be some."""
         bags = as_kjt(features)
         bags = bags if bags.keys() == self._features else bags.select(self._features)
+        if not isinstance(self._store, DeviceStore):
+            bags = bags.to("cpu")
         weights = bags.weights_or_none() if self._is_weighted else None
         if self._is_weighted and weights is None:
             raise InvalidError("is_weighted=True, but the batch has no weights")

@@ -48,6 +48,7 @@ class ShardedEmbeddingCollection(nn.Module):
             default 2^20.
         optimizer: As for :class:`tierbed.EmbeddingCollection`; a CodedStore has none.
         optimizer_kwargs: As for :class:`tierbed.EmbeddingCollection`.
+        device: As of :class:`ShardedEmbeddingBagCollection`.
 
     Raises:
         InvalidError: As of :class:`ShardedEmbeddingBagCollection`, or tables of several dims.
@@ -63,6 +64,7 @@ class ShardedEmbeddingCollection(nn.Module):
         exchange: ExchangeOptions | ExchangeKind = "auto",
         optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
         optimizer_kwargs: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         dims = {config.embedding_dim for config in tables}
@@ -80,6 +82,7 @@ class ShardedEmbeddingCollection(nn.Module):
             exchange=exchange,
             optimizer=optimizer,
             optimizer_kwargs=optimizer_kwargs,
+            device=device,
         )
 
     @property
@@ -129,7 +132,7 @@ class ShardedEmbeddingCollection(nn.Module):
         rows = self._bags(_single(bags)).to_dict()
         of_features = bags.lengths().view(len(counts), -1)
         return {
-            name: JaggedTensor(of_feature[:count], lengths=of_bags)
+            name: JaggedTensor(of_feature[:count], lengths=of_bags.to(of_feature.device))
             for name, of_feature, count, of_bags in zip(
                 self._names, rows.values(), counts, of_features, strict=True
             )
