@@ -41,7 +41,7 @@ from tierbed.dist.wire import Connected, TorchWire
 OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
     "table-wise": [
         (tb.SGD(lr=0.05, weight_decay=0.1), [3]),
-        (tb.RowWiseAdagrad(lr=0.05), [1, 2, 4]),
+        (tb.RowWiseAdagrad(lr=0.05), [2, 4]),
     ],
     "column-wise": [(tb.Adagrad(lr=0.05), [3])],
     "mirrored": [(tb.SGD(lr=0.05), [2]), (tb.RowWiseAdagrad(lr=0.05), [3])],
@@ -186,8 +186,8 @@ def silent_process() -> None:
     """A process that lets its time run out, and the time to say that it is there, is named."""
 
     def be_silent(rank: int) -> None:
-        seconds = lose_a_rank(2.0, lambda: time.sleep(7.0))
-        assert seconds < 7.0 or rank == RANKS - 1, seconds
+        seconds = lose_a_rank(4.0, lambda: time.sleep(12.0))
+        assert seconds < 12.0 or rank == RANKS - 1, seconds
 
     assert fork_ranks(be_silent) == [0] * RANKS
 

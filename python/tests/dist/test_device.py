@@ -4,7 +4,9 @@ symmetric memory; and the same on a GPU where there is one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,7 @@ def start(*arguments: str, cases: Path = CASES, **variables: str) -> subprocess.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env={**environment, "OMP_NUM_THREADS": "1", **variables},
     )
 
@@ -45,7 +48,9 @@ def check(*cases: subprocess.Popen[str]) -> None:
             assert case.returncode == 0, told[1][-4000:]
     finally:
         for case in cases:
-            case.kill()
+            # Its forks too.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(case.pid, signal.SIGKILL)
             case.wait()
 
 
