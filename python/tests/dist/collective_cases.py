@@ -20,6 +20,7 @@ from device_cases import (
     DEVICE,
     WAYS,
     check_held,
+    compiling_before,
     fork,
     on_device,
     ranks_and_one,
@@ -56,15 +57,16 @@ RANKS = 4
 
 def collective() -> None:
     """Threads: the bits of one process, and of ranks that write each other's memory."""
-    for name, optimizers in OPTIMIZERS.items():
-        for number, (optimizer, counts) in enumerate(optimizers):
-            for count in counts:
-                plan = tbd.ShardingPlan(count, WAYS[name](count))
-                how = {"kind": "collective"}
-                ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1, how=how)
-    # What falls back by itself, as GPUs of several hosts do.
-    plan = tbd.ShardingPlan(2, WAYS["together"](2))
-    ranks_and_one(plan, tb.Adagrad(lr=0.05), is_weighted=False, nodes=2)
+    with compiling_before():
+        for name, optimizers in OPTIMIZERS.items():
+            for number, (optimizer, counts) in enumerate(optimizers):
+                for count in counts:
+                    plan = tbd.ShardingPlan(count, WAYS[name](count))
+                    how = {"kind": "collective"}
+                    ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1, how=how)
+        # What falls back by itself, as GPUs of several hosts do.
+        plan = tbd.ShardingPlan(2, WAYS["together"](2))
+        ranks_and_one(plan, tb.Adagrad(lr=0.05), is_weighted=False, nodes=2)
 
 
 def collective_refusals() -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +162,19 @@ def ranks_and_one(
                     assert torch.equal(counts, every)
 
 
-def train_ways(ways: Iterable[str]) -> None:
-    """Compares ranks and one process for some ways to divide tables."""
+@contextlib.contextmanager
+def compiling_before() -> Iterator[None]:
+    """Checks that no step launches what was not compiled when its collection was made."""
     watching = watched() if DEVICE.type == "cpu" else contextlib.nullcontext((set(), set()))
     with watching as (compiled, launched):
+        yield
+    assert not launched - compiled, launched - compiled
+    assert bool(launched) == (DEVICE.type == "cpu")
+
+
+def train_ways(ways: Iterable[str]) -> None:
+    """Compares ranks and one process for some ways to divide tables."""
+    with compiling_before():
         for name in ways:
             # Rows of small batches have few uses; in one way of these they count as many.
             step_rows.MANY = 8 if name == "together" else 64
@@ -175,9 +184,6 @@ def train_ways(ways: Iterable[str]) -> None:
                     ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1)
         plan = tbd.ShardingPlan(2, WAYS["together"](2))
         ranks_and_one(plan, tb.Adagrad(lr=0.05), False, device_heap="pinned")
-    # No step launches what was not compiled when its collection was made.
-    assert not launched - compiled, launched - compiled
-    assert bool(launched) == (DEVICE.type == "cpu")
     # Tiles are measured by a command only.
     assert "tierbed.dist.kernels.tune" not in sys.modules
 

@@ -269,6 +269,14 @@ def test_skipped_steps_are_counted(open_store: OpenStore, streams: SimulatedStre
     assert_equal(training.rows(), before)
 
 
+def test_rows_that_do_not_train_refuse_within_the_backward(streams: SimulatedStreams) -> None:
+    table = tb.EmbeddingBagConfig(60, 8, "a", data_type="int8")
+    emb = tb.EmbeddingBagCollection([table], store=tb.CodedStore(), device="cpu")
+    loss = emb(batch(0).select(["a"])).values().sum()
+    with pytest.raises(tb.UnsupportedError):
+        loss.backward()
+
+
 class Scaler:
     """A scaler whose scale changes with every step."""
 

@@ -211,6 +211,8 @@ class Binding:
         collector = self.guard.collector if trains_rows else None
         link = self._link_at(grad.device)
         is_plain = trains_rows and collector is None and not self.frozen
+        # Coded rows refuse within the backward.
+        is_plain = is_plain and isinstance(self.native, NativeStore)
         if link is not None and is_plain and not wants_weights_grad:
             self._step_later(link, grad, bags, token)
             return None
@@ -268,7 +270,7 @@ class Binding:
             grad.contiguous(),
             weights_grad,
             token,
-            ticket,
+            *(() if ticket is None else (ticket,)),
         )
 
     def _wanted(self, grad: Tensor, bags: Bags) -> Tensor:
