@@ -70,11 +70,13 @@ impl Calls {
         ))
     }
 
+    /// Tells whether an update is to come, or has failed: [`wait`](Self::wait) knows more.
+    pub(crate) fn is_expected(&self) -> bool {
+        self.is_expected.load(Ordering::Acquire)
+    }
+
     /// Waits for the update that is to come; returns why it failed, once. Without the GIL.
     pub(crate) fn wait(&self) -> Option<PyErr> {
-        if !self.is_expected.load(Ordering::Acquire) {
-            return None;
-        }
         let mut reserved = self.wait_for_end();
         self.is_expected.store(false, Ordering::Release);
         reserved.failure.take()
