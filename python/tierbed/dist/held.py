@@ -8,8 +8,12 @@ u8 of rows that are kept in fewer bytes.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -88,18 +92,46 @@ def held_tables(
             yield Held(config=config, name=name, rows=rows, columns=columns, blocks=blocks)
 
 
-def initial_rows(held: Held, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields first row and initial rows of what is held, some at a time.
+def initial_rows(
+    held: Held, seed: int, *, threads: int = 1, chunk_rows: int = CHUNK_ROWS
+) -> Iterator[tuple[int, Tensor]]:
+    """Yields first row and initial rows of what is held, some at a time and in order.
 
     Those of some columns are not those of a narrow table: they come from whole rows.
+
+    Args:
+        held: The rows and columns.
+        seed: Of the store that they are rows of.
+        threads: How many make rows; they are the same.
+        chunk_rows: Most rows at a time.
     """
     columns = slice(held.columns.start, held.columns.stop)
-    with Store.open(backend="memory", dram_budget="64MiB", seed=seed) as whole:
-        whole.add_table(dataclasses.replace(held.config, data_type=DataType.FP32), SGD())
-        for first in range(held.rows.start, held.rows.stop, CHUNK_ROWS):
-            count = min(CHUNK_ROWS, held.rows.stop - first)
-            rows = whole.read_rows(held.config.name, first, count)
-            yield first, rows[:, columns].contiguous()
+    config = dataclasses.replace(held.config, data_type=DataType.FP32)
+    with ExitStack() as closing:
+        # A store has one caller at a time, so each thread takes one.
+        idle: SimpleQueue[Store] = SimpleQueue()
+        for _ in range(threads):
+            whole = Store.open(backend="memory", dram_budget="64MiB", seed=seed)
+            closing.enter_context(whole).add_table(config, SGD())
+            idle.put(whole)
+
+        def make(first: int) -> tuple[int, Tensor]:
+            whole = idle.get()
+            try:
+                count = min(chunk_rows, held.rows.stop - first)
+                rows = whole.read_rows(config.name, first, count)
+                return first, rows[:, columns].contiguous()
+            finally:
+                idle.put(whole)
+
+        workers = closing.enter_context(ThreadPoolExecutor(threads))
+        coming: deque[Future[tuple[int, Tensor]]] = deque()
+        for first in range(held.rows.start, held.rows.stop, chunk_rows):
+            coming.append(workers.submit(make, first))
+            if len(coming) > threads:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 class Target(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.train.store_rows import RowVisitor
 
 __all__ = ["Arena", "DeviceStore"]
+
+# Threads that make initial rows of a table, at most.
+INITIAL_THREADS_MAX = 8
 
 
 @dataclass(kw_only=True)
@@ -136,9 +140,12 @@ class DeviceStore:
         for held, first in zip(tables, firsts, strict=True):
             self._tables[held.name] = (held, arena, first)
             self._steps[held.name] = 0
-            for at, rows in initial_rows(held, self._seed):
+            threads = min(INITIAL_THREADS_MAX, len(os.sched_getaffinity(0)))
+            for at, rows in initial_rows(held, self._seed, threads=threads):
                 begin = first + at - held.rows.start
-                arena.weights[begin : begin + len(rows)] = rows.to(self._device)
+                # The device copies pinned memory while the host makes the next rows.
+                source = rows.pin_memory() if self._device.type == "cuda" else rows
+                arena.weights[begin : begin + len(rows)].copy_(source, non_blocking=True)
         return arena
 
     def note_step(self, arena: Arena) -> None:
