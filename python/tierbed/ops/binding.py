@@ -46,6 +46,8 @@ class Bags(NamedTuple):
     @classmethod
     def of(cls, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Bags:
         """Takes tensors of any device."""
+        if weights is None and indices.is_cpu and offsets.is_cpu:
+            return cls(indices, offsets, None)
         return cls(
             _on_cpu(indices), _on_cpu(offsets), None if weights is None else _on_cpu(weights)
         )
@@ -161,10 +163,14 @@ class Binding:
         if self.device_rows is not None:
             pooled = self.device_rows.pool(self, bags)
             if pooled is not None:
-                self._note(indices, offsets)
+                if self.observer is not None:
+                    self.observer.note(self.tables, indices, offsets)
                 return pooled.to(self.output_device(ids_device)), None
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
-        link = self._link_at(ids_device)
+        target = ids_device if self.device is None else self.device
+        # Most lookups stay on the host: for them nothing is asked twice.
+        is_on_host = target.type == "cpu" and self._link is None
+        link = None if is_on_host else self._link_at(ids_device)
         if link is None:
             out = _FLOATS.new_empty(rows, self.output_dim)
         else:
@@ -175,15 +181,11 @@ class Binding:
             token = store.lookup(self.plan, indices, offsets, weights, out, is_training)
         else:
             self.native.lookup(self.plan, indices, offsets, weights, out)
-        self._note(indices, offsets)
-        if link is not None:
-            return link.to_device(out), token
-        target = self.output_device(ids_device)
-        return out if target.type == "cpu" else out.to(target), token
-
-    def _note(self, indices: Tensor, offsets: Tensor) -> None:
         if self.observer is not None:
             self.observer.note(self.tables, indices, offsets)
+        if is_on_host:
+            return out, token
+        return out.to(target) if link is None else link.to_device(out), token
 
     def step(
         self,
