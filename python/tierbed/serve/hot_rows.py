@@ -110,6 +110,7 @@ class DeviceRows:
         self._done: Any = None
         self._slots: dict[int, Tensor] = {}
         self._arenas: dict[int, _Arena] = {}
+        self._groups: dict[tuple[tuple[int, ...], tuple[str, ...]], list[_Group]] = {}
         self._used = {"hits": 0, "misses": 0, "host_lookups": 0}
         self._fill(tables, _chosen(tables, hot))
 
@@ -134,11 +135,12 @@ class DeviceRows:
             there is room for, or ids are wrong, which the engine tells best.
         """
         bounds = bounds_of(bags.offsets, binding.feature_count)
-        groups = _groups(binding)
+        groups = self._groups_of(binding)
         samples = (bags.offsets.numel() - 1) // binding.feature_count
         rows = samples if binding.is_pooled else bags.indices.numel()
+        # Missing rows are read before anybody else's turn is taken.
+        placed = [self._place(binding, bags, bounds, group) for group in groups]
         with self._turn:
-            placed = [self._place(binding, bags, bounds, group) for group in groups]
             if any(one is None for one in placed):
                 self._used["host_lookups"] += 1
                 return None
@@ -148,10 +150,20 @@ class DeviceRows:
                 self._streams.wait(self._streams.current(), self._done)
             for group, one in zip(groups, placed, strict=True):
                 assert one is not None
+                self._used["hits"] += len(one.slots) - one.miss_count
+                self._used["misses"] += one.miss_count
                 self._pool_group(binding, bags, group, one, out)
             if self._streams is not None:
                 self._done = self._streams.record(self._streams.current())
         return out
+
+    def _groups_of(self, binding: Binding) -> list[_Group]:
+        """Returns the groups of a binding's features, made once."""
+        key = (tuple(binding.dims), tuple(binding.poolings))
+        groups = self._groups.get(key)
+        if groups is None:
+            groups = self._groups[key] = _groups(binding, self._device)
+        return groups
 
     # ------------------------------------------------------------ where rows are
 
@@ -189,7 +201,10 @@ class DeviceRows:
     def _place(
         self, binding: Binding, bags: Bags, bounds: list[int], group: _Group
     ) -> _Placed | None:
-        """Finds the slots of a group's ids, with a place behind the others for missing rows."""
+        """Finds the slots of a group's ids, and reads the rows that are missing.
+
+        Those get places behind the others.
+        """
         arena = self._arenas[group.dim]
         slots, numbers = [], []
         for at in group.features:
@@ -205,10 +220,18 @@ class DeviceRows:
         if len(missing) > self._misses_max:
             return None
         every = torch.cat(slots)
-        self._used["misses"] += len(places)
-        self._used["hits"] += len(every) - len(places)
         every[every < 0] = places + arena.hot
-        return _Placed(every, missing)
+        return _Placed(every, self._missing_rows(arena, missing, group.dim), len(places))
+
+    def _missing_rows(self, arena: _Arena, missing: Tensor, dim: int) -> Tensor | None:
+        """Reads rows, numbered through the arena's tables and ascending; None of none."""
+        if not len(missing):
+            return None
+        firsts = torch.tensor([*arena.first_rows.values()], device="cpu")
+        ends = torch.searchsorted(missing, firsts).tolist()
+        parts = missing.tensor_split(ends[1:])
+        local = [part - first for part, first in zip(parts, firsts.tolist(), strict=True)]
+        return self._read(arena.tables, local, dim)
 
     # ------------------------------------------------------------ pooling
 
@@ -216,12 +239,8 @@ class DeviceRows:
         self, binding: Binding, bags: Bags, group: _Group, placed: _Placed, out: Tensor
     ) -> None:
         arena = self._arenas[group.dim]
-        if len(placed.missing):
-            firsts = torch.tensor([*arena.first_rows.values()], device="cpu")
-            ends = torch.searchsorted(placed.missing, firsts).tolist()
-            parts = placed.missing.tensor_split(ends[1:])
-            local = [part - first for part, first in zip(parts, firsts.tolist(), strict=True)]
-            read = self._read(arena.tables, local, group.dim)
+        read = placed.read
+        if read is not None:
             arena.rows[arena.hot : arena.hot + len(read)].copy_(read, non_blocking=True)
         indices = placed.slots.to(self._device)
         if not binding.is_pooled:
@@ -230,19 +249,17 @@ class DeviceRows:
         from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
 
         offsets, weights = _bags_of(binding, bags, group)
-        stride = binding.output_dim
-        numbers = [group.dim, stride, *group.columns]
         device = self._device
         pool_to_ranks(
             arena.rows,
-            torch.zeros(len(group.features), dtype=torch.int64, device=device),
+            group.first_rows,
             (indices, offsets.to(device), None if weights is None else weights.to(device)),
             torch.tensor([out.data_ptr()], device=device),
             torch.tensor([0, len(out)], device=device),
-            torch.tensor(group.columns, device=device),
-            stride,
+            group.columns,
+            binding.output_dim,
             is_mean=group.is_mean,
-            is_aligned=all(number % 4 == 0 for number in numbers),
+            is_aligned=group.is_aligned,
         )
 
 
@@ -252,15 +269,19 @@ class _Group:
 
     Args:
         features: Positions of the features.
-        columns: Where each begins in the output.
+        columns: ``[F]`` i64 on the device, where each begins in the output.
+        first_rows: ``[F]`` i64 on the device: ids are places in the arena, from row 0 on.
         dim: Of all of them.
         is_mean: Whether they are means.
+        is_aligned: Whether all columns allow stores of 128 bits.
     """
 
     features: list[int]
-    columns: list[int]
+    columns: Tensor
+    first_rows: Tensor
     dim: int
     is_mean: bool
+    is_aligned: bool
 
 
 @dataclass(frozen=True)
@@ -269,23 +290,36 @@ class _Placed:
 
     Args:
         slots: ``[E]`` i64, places in the arena.
-        missing: ``[M]`` i64, ascending: rows to read, numbered through the arena's tables.
+        read: ``[M, dim]`` f32 on the host, the rows that are not there; None where all are.
+        miss_count: Ids whose rows are among those.
     """
 
     slots: Tensor
-    missing: Tensor
+    read: Tensor | None
+    miss_count: int
 
 
-def _groups(binding: Binding) -> list[_Group]:
-    if not binding.is_pooled:
-        return [_Group([*range(binding.feature_count)], [0], binding.dims[0], False)]
+def _groups(binding: Binding, device: torch.device) -> list[_Group]:
     columns = list(accumulate(binding.dims, initial=0))
-    found: dict[tuple[int, bool], _Group] = {}
-    for at, (dim, pooling) in enumerate(zip(binding.dims, binding.poolings, strict=True)):
-        group = found.setdefault((dim, pooling == "mean"), _Group([], [], dim, pooling == "mean"))
-        group.features.append(at)
-        group.columns.append(columns[at])
-    return list(found.values())
+    kinds = list(zip(binding.dims, binding.poolings, strict=True))
+    if not binding.is_pooled:
+        # Rows are not pooled: one output for all features, side by side in no columns.
+        columns = [0] * len(kinds)
+    found = []
+    for dim, pooling in dict.fromkeys(kinds):
+        features = [at for at, kind in enumerate(kinds) if kind == (dim, pooling)]
+        of_group = [columns[at] for at in features]
+        found.append(
+            _Group(
+                features,
+                torch.tensor(of_group, device=device),
+                torch.zeros(len(features), dtype=torch.int64, device=device),
+                dim,
+                pooling == "mean",
+                all(number % 4 == 0 for number in (dim, binding.output_dim, *of_group)),
+            )
+        )
+    return found
 
 
 def _bags_of(binding: Binding, bags: Bags, group: _Group) -> tuple[Tensor, Tensor | None]:
