@@ -89,3 +89,12 @@ def test_a_device_has_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_device("cuda") == torch.device("cuda:2")
     assert as_device("cuda:1") == torch.device("cuda:1")
     assert as_device("cpu") == torch.device("cpu")
+
+
+def test_a_worker_that_cannot_begin_leaves_no_call_waiting() -> None:
+    link = Link(SimulatedStreams())
+    places = Places()
+    link._worker.shutdown()
+    with pytest.raises(RuntimeError, match="shutdown") as raised:
+        link.update_later(places, lambda _: None)
+    assert places.ended == [(1, raised.value)]

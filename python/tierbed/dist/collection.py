@@ -32,7 +32,7 @@ from tierbed.dist.session import RankSession, RankTraining
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
-from tierbed.ops.links import as_device, default_device
+from tierbed.ops.links import as_device, default_device, device_after
 from tierbed.results import EvictedIds
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.session import Announcing, Reading
@@ -189,10 +189,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return rows if self._device is None else rows.to(self._device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        # What to(), cuda() and their like do to tensors. Rows stay where they are; outputs move.
-        found = fn(torch.empty(0, device=self._device or "cpu")).device
-        if found.type != "meta" and found != (self._device or torch.device("cpu")):
-            self._device = as_device(found)
+        # Rows stay where they are; outputs move.
+        self._device = device_after(fn, self._device)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

@@ -31,7 +31,7 @@ from tierbed.nn.pretrained import check_pretrained, copy_pretrained
 from tierbed.nn.states import LoadReport, take_rows, tell_not_loaded
 from tierbed.ops import operators as ops
 from tierbed.ops.binding import Binding
-from tierbed.ops.links import as_device, default_device
+from tierbed.ops.links import as_device, default_device, device_after
 from tierbed.ops.steps import StepGuard
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.session import Announcing, Reading, StepSession
@@ -177,11 +177,9 @@ class Collection(nn.Module):
         return torch.device("cpu") if self._device is None else self._device
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        # What to(), cuda() and their like do to tensors. Rows stay where they are; outputs move.
-        found = fn(torch.empty(0, device=self.device)).device
-        if found != self.device and found.type != "meta":
-            self._device = as_device(found)
-            self._binding.set_device(self._device)
+        # Rows stay where they are; outputs move.
+        self._device = device_after(fn, self._device)
+        self._binding.set_device(self._device)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

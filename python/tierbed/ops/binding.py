@@ -139,10 +139,8 @@ class Binding:
         return ids_device if self.device is None else self.device
 
     def _link_at(self, device: torch.device) -> Link | None:
-        """Returns what copies between the host and the outputs, which are on ``device``."""
-        if self.device is not None:
-            return self._link
-        return None if device.type == "cpu" else link_of(device)
+        """Returns what copies between the host and outputs on ``device``."""
+        return self._link or (None if device.type == "cpu" else link_of(device))
 
     def read(
         self, bags: Bags, ids_device: torch.device, is_training: bool
@@ -160,17 +158,15 @@ class Binding:
             The output, and along a plan the token of the batch for :meth:`step`.
         """
         indices, offsets, weights = bags
+        target = self.output_device(ids_device)
         if self.device_rows is not None:
             pooled = self.device_rows.pool(self, bags)
             if pooled is not None:
                 if self.observer is not None:
                     self.observer.note(self.tables, indices, offsets)
-                return pooled.to(self.output_device(ids_device)), None
+                return pooled.to(target), None
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
-        target = ids_device if self.device is None else self.device
-        # Most lookups stay on the host: for them nothing is asked twice.
-        is_on_host = target.type == "cpu" and self._link is None
-        link = None if is_on_host else self._link_at(ids_device)
+        link = self._link_at(target)
         if link is None:
             out = _FLOATS.new_empty(rows, self.output_dim)
         else:
@@ -183,9 +179,9 @@ class Binding:
             self.native.lookup(self.plan, indices, offsets, weights, out)
         if self.observer is not None:
             self.observer.note(self.tables, indices, offsets)
-        if is_on_host:
-            return out, token
-        return out.to(target) if link is None else link.to_device(out), token
+        if link is not None:
+            return link.to_device(out), token
+        return out if target.type == "cpu" else out.to(target), token
 
     def step(
         self,

@@ -24,7 +24,15 @@ from torch import Tensor
 
 from tierbed.ops.streams import CudaStreams, Streams
 
-__all__ = ["Arriving", "Link", "Reserving", "as_device", "default_device", "link_of"]
+__all__ = [
+    "Arriving",
+    "Link",
+    "Reserving",
+    "as_device",
+    "default_device",
+    "device_after",
+    "link_of",
+]
 
 
 class Arriving:
@@ -113,7 +121,12 @@ class Link:
             else:
                 store.end_update(ticket)
 
-        return self._worker.submit(make)
+        try:
+            return self._worker.submit(make)
+        except BaseException as error:
+            # Without a worker, at the end of the interpreter, later calls would wait for ever.
+            store.end_update(ticket, error)
+            raise
 
 
 def as_device(device: torch.device | str) -> torch.device:
@@ -128,6 +141,19 @@ def default_device() -> torch.device | None:
     """Returns where torch makes tensors by default; None where that is the CPU."""
     found = torch.get_default_device()
     return None if found.type == "cpu" else as_device(found)
+
+
+def device_after(fn: Any, device: torch.device | None) -> torch.device | None:
+    """Returns where outputs go after ``Module._apply(fn)``, as ``to()`` and ``cuda()`` make it.
+
+    Args:
+        fn: What it does to tensors.
+        device: Where they went before; None: where ids are.
+    """
+    before = torch.device("cpu") if device is None else device
+    found = fn(torch.empty(0, device=before)).device
+    # On the device without memory parameters only wait to be loaded.
+    return device if found == before or found.type == "meta" else as_device(found)
 
 
 @functools.cache
