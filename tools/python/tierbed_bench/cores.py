@@ -225,7 +225,8 @@ def _placement(sizes: _Sizes, folder: Path) -> Row:
     samples = (batch.sparse for batch in batches)
     log = QueryLog.from_samples(dict(data.table_sizes()), samples)
     begun_s = time.perf_counter()
-    # The method that is divided over threads; replicas are grown by one.
+    # Pages are grown a block of the log per thread, and this log is one block; bisecting is
+    # divided whatever the log.
     placement = place(log, method="shp", ratio=0.0, seed=sizes.seed, threads=sizes.cores)
     seconds = time.perf_counter() - begun_s
     placement.write(folder / "placement")
