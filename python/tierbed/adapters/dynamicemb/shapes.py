@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tierbed.adapters.base import base_of
 from tierbed.adapters.dynamicemb.records import RecordTable
 from tierbed.config.admission import EvictionPolicy
 from tierbed.errors import InvalidError, UnsupportedError
@@ -16,12 +17,7 @@ from tierbed.train.store import Store
 if TYPE_CHECKING:
     from dynamicemb.types import Storage as _Storage
 else:
-    try:
-        from dynamicemb.types import Storage as _Storage
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] != "dynamicemb":
-            raise
-        _Storage = object
+    _Storage = base_of("dynamicemb.types", "Storage")
 
 __all__ = ["StorageShapes"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tierbed._util.tensors import as_int64
+from tierbed.adapters.base import base_of
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.ops import operators as ops
 from tierbed.ops.binding import Binding
@@ -21,12 +22,7 @@ if TYPE_CHECKING:
     from dgl.graphbolt import Feature as _Feature
     from typing_extensions import Self
 else:
-    try:
-        from dgl.graphbolt import Feature as _Feature
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] != "dgl":
-            raise
-        _Feature = object
+    _Feature = base_of("dgl.graphbolt", "Feature")
 
 __all__ = ["TierbedFeature"]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tierbed.adapters.base import base_of
 from tierbed.adapters.graphbolt.feature import TierbedFeature
 from tierbed.serve.snapshot import Snapshot
 from tierbed.train.store import Store
@@ -15,12 +16,7 @@ from tierbed.train.store import Store
 if TYPE_CHECKING:
     from dgl.graphbolt import FeatureStore as _FeatureStore
 else:
-    try:
-        from dgl.graphbolt import FeatureStore as _FeatureStore
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] != "dgl":
-            raise
-        _FeatureStore = object
+    _FeatureStore = base_of("dgl.graphbolt", "FeatureStore")
 
 __all__ = ["TierbedFeatureStore"]
 
