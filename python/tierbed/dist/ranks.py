@@ -19,7 +19,7 @@ from tierbed.dist.device.reach import (
     HostMachine,
     Seat,
     agree_on_nodes,
-    gpu_name,
+    gpu_uuid,
     nodes_of_devices,
 )
 from tierbed.dist.device.torch_heap import TorchHeap
@@ -331,7 +331,7 @@ class ProcessRank:
         is_cpu = device.type == "cpu"
         backend = "gloo" if is_cpu else "nccl"
         has_backend = is_cpu or f"cuda:{backend}" in str(dist.get_backend_config(self.group))
-        told = self.gather((has_backend, "" if is_cpu else gpu_name(device)))
+        told = self.gather((has_backend, "" if is_cpu else gpu_uuid(device)))
         # NCCL takes no GPU twice.
         is_distinct = is_cpu or len({gpu for _, gpu in told}) == self.count
         if not is_distinct or not all(has for has, _ in told):

@@ -77,7 +77,6 @@ class CollectiveExchange(DeviceSteps):
         self._pooled = [torch.tensor(of_rank, device=self._device).long() for of_rank in columns]
         self._pooled_widths = [len(of_rank) for of_rank in columns]
         width = self._pooled_widths[nodes.rank]
-        self._launches = []
         with self._on_device():
             for group in _as_sent(plan.groups[nodes.rank]):
                 arena = store.add_tables(group.tables, optimizer)
@@ -169,10 +168,7 @@ class CollectiveExchange(DeviceSteps):
         width = widths[self._rank]
         counts = [end - first for first, end in itertools.pairwise(step.first_samples)]
         grads = self._swap("gradients", sent, sends, [width * count for count in counts])
-        for at, (launch, bags) in enumerate(zip(self._launches, step.bags, strict=True)):
-            places = None if step.places is None else step.places[at]
-            launch.step(bags, grads, width, places)
-            self._store.note_step(launch.arena)
+        self._step_rows(step, grads, width)
         if step.weights is None:
             return
         swap = step.weights

@@ -159,10 +159,7 @@ class DeviceExchange(DeviceSteps):
         width = self._plan.widths[self._rank]
         # Each use of a row reads a gradient: those in memory of the host are copied once.
         grads = self._heap.near(self._grads.local(turn)[: step.first_samples[-1] * width])
-        for at, (launch, bags) in enumerate(zip(self._launches, step.bags, strict=True)):
-            places = None if step.places is None else step.places[at]
-            launch.step(bags, grads, width, places)
-            self._store.note_step(launch.arena)
+        self._step_rows(step, grads, width)
         if step.places is None:
             return
         self._pad.signal(Channel.WEIGHT_GRADS, turn)

@@ -205,12 +205,10 @@ def wait_for(work: Any, timeout_s: float, *, is_queued: bool) -> None:
     Raises:
         RuntimeError: It failed, or took too long.
     """
-    if not is_queued:
-        # Its group has the time-out.
-        work.wait()
-        return
-    # The stream waits for the call, and the host looks at its clock.
+    # Of queued work only the stream waits here. Other work has the time-out of its group.
     work.wait()
+    if not is_queued:
+        return
     end = time.monotonic() + timeout_s
     while not work.is_completed():
         if time.monotonic() > end:

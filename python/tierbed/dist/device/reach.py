@@ -31,7 +31,7 @@ __all__ = [
     "Machine",
     "Seat",
     "agree_on_nodes",
-    "gpu_name",
+    "gpu_uuid",
     "nodes_of_devices",
 ]
 
@@ -110,7 +110,7 @@ class CudaMachine:
         return Seat(
             host=socket.gethostname(),
             memory="device",
-            device=gpu_name(self._device),
+            device=gpu_uuid(self._device),
             node=os.environ.get(NODE_VARIABLE),
             refusal=why_no_heap() or "",
         )
@@ -119,10 +119,10 @@ class CudaMachine:
         """As :meth:`Machine.reaches`; a GPU that this process does not see is not reached."""
         if other.host != socket.gethostname():
             return False
-        if other.device == gpu_name(self._device):
+        if other.device == gpu_uuid(self._device):
             return os.environ.get(OVERLAP_VARIABLE) == "1"
         for index in range(torch.cuda.device_count()):
-            if gpu_name(torch.device("cuda", index)) == other.device:
+            if gpu_uuid(torch.device("cuda", index)) == other.device:
                 return torch.cuda.can_device_access_peer(self._device, index)
         return False
 
@@ -210,6 +210,6 @@ def _told(
     return ", ".join(found)
 
 
-def gpu_name(device: torch.device) -> str:
+def gpu_uuid(device: torch.device) -> str:
     """Returns what a GPU is called by every process that sees it."""
     return str(torch.cuda.get_device_properties(device).uuid)

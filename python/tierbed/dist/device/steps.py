@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tierbed.dist.device.batch import check_batch
-from tierbed.dist.device.group_rows import WORDS_PER_STORE
+from tierbed.dist.device.group_rows import WORDS_PER_STORE, GroupRows
 from tierbed.dist.device.plan import DevicePlan
 from tierbed.dist.device.row_wise import AskedRows
 from tierbed.dist.device.store import DeviceStore
@@ -76,6 +76,7 @@ class DeviceSteps(abc.ABC):
         columns = [plan.output_dim, *itertools.chain.from_iterable(runs)]
         self._has_aligned_runs = all(column % WORDS_PER_STORE == 0 for column in columns)
         self._dim_max = max(group.dim for groups in plan.groups for group in groups)
+        self._launches: list[GroupRows] = []
         self._kept: dict[int, KeptStep] = {}
         self._step = 0
         self._failure: str | None = None
@@ -145,6 +146,13 @@ class DeviceSteps(abc.ABC):
 
     def _fail(self) -> None:  # noqa: B027  (nothing to do where signals tell who is silent)
         """Lets other ranks know that this one cannot go on."""
+
+    def _step_rows(self, step: KeptStep, grads: Tensor, width: int) -> None:
+        """Steps the rows of all groups; ``grads`` is this rank's matrix, ``width`` columns."""
+        for at, (launch, bags) in enumerate(zip(self._launches, step.bags, strict=True)):
+            places = None if step.places is None else step.places[at]
+            launch.step(bags, grads, width, places)
+            self._store.note_step(launch.arena)
 
     def _compile_puts(self, matrices: Tensor) -> None:
         """Compiles what puts gradients, within :func:`tierbed.dist.kernels.launch.compiling`."""

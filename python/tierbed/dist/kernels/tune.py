@@ -25,6 +25,8 @@ from tierbed.errors import InvalidError, TierbedError
 
 __all__ = ["Load", "candidates", "measure_ms", "tune", "tune_kernel"]
 
+# Runs of a kernel between two looks at the clock.
+LAUNCHES = 10
 # Numbers that a thread holds of its items, at least and at most.
 VALUES = {
     "pool_to_ranks": (2, 8),
@@ -72,16 +74,20 @@ def candidates(kernel: str, dim: int) -> Iterator[Mapping[str, int]]:
 
 
 def measure_ms(run: Callable[[], None]) -> float:
-    """Returns the median milliseconds of ``run`` on the device."""
+    """Returns the median milliseconds of ``run`` on the device.
+
+    Some runs follow each other, so that the host's own time for a launch does not count.
+    """
     found = []
     for _ in range(10):
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
-        run()
+        for _ in range(LAUNCHES):
+            run()
         end.record()
         end.synchronize()
-        found.append(float(start.elapsed_time(end)))
+        found.append(float(start.elapsed_time(end)) / LAUNCHES)
     return median(found[3:])
 
 
