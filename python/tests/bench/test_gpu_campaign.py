@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_campaign
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -55,12 +56,7 @@ def test_a_campaign_without_time_names_what_it_left_out(tmp_path: Path) -> None:
     assert {stage["ended"] for stage in result["stages"]} == {"no time"}
 
 
-def test_results_stand_beside_what_was_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
-    import gpu_campaign
-
+def test_results_stand_beside_what_was_predicted(tmp_path: Path) -> None:
     lines = tmp_path / "exchange.jsonl"
     rows = [
         {"part": "kernel", "load": "weak", "share_of_copy": 0.8, "fused_ms": 5.5},
@@ -82,9 +78,6 @@ def test_results_stand_beside_what_was_predicted(
 def test_a_stage_that_takes_too_long_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(GPU))
-    import gpu_campaign
-
     slow = tmp_path / "slow.py"
     slow.write_text(
         "import sys, time\n"

@@ -147,7 +147,7 @@ def calls_of_gpus() -> None:
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         dist.init_process_group("gloo", init_method=f"file://{folder}/a", rank=0, world_size=1)
-        patch.setattr(tierbed.dist.ranks, "gpu_name", lambda device: "some GPU")
+        patch.setattr(tierbed.dist.ranks, "gpu_uuid", lambda device: "some GPU")
         patch.setattr(Connected, "beside", beside)
         patch.setattr(TorchWire, "__init__", lambda *_: None)
         rank = tbd.ProcessRank()

@@ -13,19 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_cases import ALONE
 
 pytest.importorskip("triton", reason="triton is not installed")
 CASES = Path(__file__).with_name("device_cases.py")
 COLLECTIVE_CASES = Path(__file__).with_name("collective_cases.py")
-CASES_OF_GPUS = [
-    "heaps",
-    "training",
-    "pinned_gradients",
-    "checkpoints",
-    "single_ids",
-    "default_plan",
-    "refusals",
-]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -73,7 +65,7 @@ def test_without_a_gpu_the_remedy_is_told() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("case", CASES_OF_GPUS)
+@pytest.mark.parametrize("case", ALONE)
 def test_on_a_gpu(case: str) -> None:
     check(start(case, "cuda"))
 

@@ -145,7 +145,7 @@ def test_gpus_are_found_among_those_that_the_process_sees(monkeypatch: pytest.Mo
         asked.append((own.index, index))
         return True
 
-    monkeypatch.setattr(reach, "gpu_name", lambda device: seen[device.index])
+    monkeypatch.setattr(reach, "gpu_uuid", lambda device: seen[device.index])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", access)
     machine = CudaMachine(torch.device("cuda", 1))
