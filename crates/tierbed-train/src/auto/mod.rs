@@ -6,6 +6,7 @@ mod kept;
 pub(crate) mod look;
 pub(crate) mod moving;
 pub(crate) mod noting;
+mod on_device;
 pub(crate) mod options;
 pub(crate) mod part_bags;
 mod pieces;

@@ -1,8 +1,12 @@
 //! Options of a training store.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::planned::device::DeviceWindows;
 use crate::planned::PlannedConfig;
 use crate::window::{Backend, Durability, WindowConfig};
-use serde::{Deserialize, Serialize};
 
 /// Which order a store may follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -88,6 +92,9 @@ pub struct OrderConfig {
     /// Name of the kept checkpoint that is looked at instead, with `read_only`.
     #[serde(default)]
     pub kept: Option<String>,
+    /// Memory of a device that windows of the forward order may be trained in; with one shard.
+    #[serde(skip)]
+    pub device: Option<Arc<dyn DeviceWindows>>,
 }
 
 fn auto() -> String {
@@ -122,6 +129,7 @@ impl OrderConfig {
             isa: auto(),
             read_only: false,
             kept: None,
+            device: None,
         }
     }
 
@@ -171,6 +179,7 @@ impl OrderConfig {
             io_engine: self.io_engine.clone(),
             disk_quota_bytes: self.disk_quota_bytes,
             isa: self.isa.clone(),
+            device: self.device.clone(),
             ..PlannedConfig::new(self.forward_bytes())
         }
     }

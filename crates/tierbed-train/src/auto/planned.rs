@@ -173,6 +173,19 @@ impl Planned {
         self.engine.update_piece(piece, grads)
     }
 
+    /// Counts a step that the device makes.
+    pub(crate) fn step_on_device(
+        &mut self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        found: BatchToken,
+    ) -> Result<Vec<Hyper>> {
+        self.unplanned.clear();
+        let hypers = self.engine.step_on_device(plan, bags, found)?;
+        self.is_durable = false;
+        Ok(hypers)
+    }
+
     /// Copies the rows of `batches` aside in one pass; returns how many of the batches fit.
     #[expect(clippy::indexing_slicing, reason = "scanned rows are whole records of known tables")]
     pub(crate) fn bring(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {

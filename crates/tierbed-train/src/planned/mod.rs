@@ -7,6 +7,7 @@
 //! Design: `docs/explanation/decisions/0002-forward-order.md`.
 
 mod bits;
+pub mod device;
 pub mod engine;
 #[cfg(any(test, fuzzing))]
 #[path = "../../../../tools/fuzz/entries/train.rs"]

@@ -202,6 +202,11 @@ impl ShardedEngine {
                 .with("shards", shard_count)
                 .with("allowed", format_args!("1..={SHARDS_MAX}")));
         }
+        if shard_count > 1 && config.device.is_some() {
+            return Err(Error::unsupported("windows of several shards are not held by a device")
+                .with("shards", shard_count)
+                .with("remedy", "open a new store with one shard, or open it without a device"));
+        }
         let shards = match shard_count {
             1 => Shards::One(Box::new(AutoEngine::open_in(folder, config)?)),
             many => Shards::Many(Box::new(ShardSet::open(folder, many, config)?)),

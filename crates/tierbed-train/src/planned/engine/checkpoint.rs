@@ -34,6 +34,7 @@ impl PlannedEngine {
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
         self.check_whole()?;
         check_names(attachments)?;
+        self.bring_back()?;
         let settled = self.settle_disk();
         self.poison.on_any(settled)?;
         let number = self.log.next_number();

@@ -43,6 +43,7 @@ impl PlannedEngine {
     ) -> Result<BatchToken> {
         let batch = self.find_batch(plan, bags, out.len())?;
         let token = self.unpack_entries(plan, bags, batch)?;
+        self.bring_back()?;
         let features = feature_rows(&self.pipeline, &self.scratch.entries, plan, bags);
         self.kernels.pool_batch(self.pipeline.current.arena(), &features, out);
         Ok(token)
@@ -60,6 +61,7 @@ impl PlannedEngine {
         to: &mut impl Destination,
     ) -> Result<BatchToken> {
         let token = self.prepare(plan, bags)?;
+        self.bring_back()?;
         let features = feature_rows(&self.pipeline, &self.scratch.entries, plan, bags);
         let arena = self.pipeline.current.arena();
         pool_to(self.kernels, arena, &features, &mut self.scratch.starts, to);
@@ -90,7 +92,7 @@ impl PlannedEngine {
     }
 
     // Unpacks the entry of every index of `batch`, unless that was done for it already.
-    fn unpack_entries(
+    pub(super) fn unpack_entries(
         &mut self,
         plan: &FeatureLayout,
         bags: &Bags<'_>,

@@ -8,6 +8,7 @@
 //! planned ones is refused before anything changes.
 
 mod checkpoint;
+mod device;
 mod dump;
 mod gather;
 mod lookup;
@@ -47,6 +48,7 @@ use crate::planned::store::split::Splitter;
 use crate::planned::store::storage_thread::StorageThread;
 use crate::planned::store::window_rows::WindowRows;
 use crate::window::changes::{Changes, Room};
+use device::Device;
 pub use options::PlannedConfig;
 pub use pieces::Piece;
 pub(crate) use planned::stored_plan;
@@ -121,6 +123,8 @@ struct Counters {
 /// Training along a plan. Calls need `&mut`: one at a time, in the plan's order.
 #[derive(Debug)]
 pub struct PlannedEngine {
+    /// Dropped first: it knows the memory of the windows.
+    device: Device,
     pipeline: WindowPipeline,
     schema: Arc<Schema>,
     hypers: Hypers,
@@ -245,6 +249,8 @@ impl PlannedEngine {
             class
         };
         let window = || WindowRows::new(sizes.words_max, sizes.entries_max);
+        let (back, current) = (window(), window());
+        let device = Device::open(config.device.as_ref(), [&back, &current])?;
         let mover = RowMover::new(RowMoverParts {
             plan,
             schema: schema.clone(),
@@ -252,7 +258,7 @@ impl PlannedEngine {
             classes: sizes.classes.iter().zip(buckets).map(class).collect(),
             disk,
             extents,
-            back: window(),
+            back,
             splitter: Splitter::new(Arc::clone(spans), sizes.staging_bytes()),
         });
         let hypers = stored.hypers(&schema);
@@ -260,7 +266,8 @@ impl PlannedEngine {
         let storage =
             (config.pipeline && !stored.is_moving()).then(StorageThread::start).transpose()?;
         Ok(Self {
-            pipeline: WindowPipeline::new(Box::new(mover), window(), storage),
+            device,
+            pipeline: WindowPipeline::new(Box::new(mover), current, storage),
             hypers,
             scratch: Scratch::default(),
             kernels: Kernels::named(&config.isa)?,
@@ -432,8 +439,8 @@ impl PlannedEngine {
             return Ok(());
         }
         // Whose rows are in memory is not part of what a batch may change.
-        let result = self.pipeline.advance();
-        self.poison.on_any(result)?;
+        let result = self.pipeline.advance(self.device.windows());
+        self.counters.row_update_count += self.poison.on_any(result)?;
         self.count_window()
     }
 

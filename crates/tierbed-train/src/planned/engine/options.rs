@@ -1,5 +1,9 @@
 //! Options of the planned engine.
 
+use std::sync::Arc;
+
+use crate::planned::device::DeviceWindows;
+
 /// Options of a [`PlannedEngine`](crate::planned::PlannedEngine).
 #[derive(Debug, Clone)]
 pub struct PlannedConfig {
@@ -21,6 +25,8 @@ pub struct PlannedConfig {
     pub disk_quota_bytes: Option<u64>,
     /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
     pub isa: String,
+    /// Memory of a device that windows may be trained in.
+    pub device: Option<Arc<dyn DeviceWindows>>,
 }
 
 impl Default for PlannedConfig {
@@ -33,6 +39,7 @@ impl Default for PlannedConfig {
             io_engine: "auto".to_owned(),
             disk_quota_bytes: None,
             isa: "auto".to_owned(),
+            device: None,
         }
     }
 }

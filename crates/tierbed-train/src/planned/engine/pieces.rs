@@ -35,6 +35,7 @@ impl PlannedEngine {
     /// # Errors
     /// `Invalid` when no batch was expected, or it has no such piece: nothing is changed then.
     pub fn lookup_piece(&mut self, piece: Piece<'_>, to: &mut impl Destination) -> Result<()> {
+        self.bring_back()?;
         let mut starts = std::mem::take(&mut self.scratch.starts);
         let result = self.pool_piece(piece, &mut starts, to);
         self.scratch.starts = starts;
@@ -76,6 +77,7 @@ impl PlannedEngine {
         if piece.batch[range.clone()] != *bags.indices {
             return Err(Error::invalid("a step of a piece takes all ids of its features"));
         }
+        self.bring_back()?;
         self.note_window()?;
         self.is_in_pieces = true;
         let steps = self.begin_step(layout)?;

@@ -53,6 +53,7 @@ impl PlannedEngine {
     // Visits the rows of one size class, or of all.
     fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
         self.check_whole()?;
+        self.bring_back()?;
         let settled = self.settle_for_reading();
         self.poison.on_any(settled)?;
         let is_wanted = |class: usize| only.is_none_or(|only| only == class);

@@ -39,6 +39,7 @@ impl PlannedEngine {
     ) -> Result<()> {
         grads.check(bags)?;
         self.find_again(plan, bags, grads.output.len(), found)?;
+        self.bring_back()?;
         let noted = self.note_window();
         self.poison.on_any(noted)?;
         let steps = self.begin_step(plan)?;

@@ -13,7 +13,8 @@ use super::row_mover::RowMover;
 use super::size_class::{SizeClass, SizeClassStats};
 use super::spans::ListPlace;
 use super::storage_thread::StorageThread;
-use super::window_rows::{Home, Place, RowVisit, Spot, WindowRows};
+use super::window_rows::{Home, Newest, Place, RowVisit, Spot, WindowRows};
+use crate::planned::device::DeviceWindows;
 use crate::planned::plan::EpochPlan;
 
 /// Work per batch is this many quarters of an even share, so that reads have time to arrive.
@@ -42,7 +43,7 @@ pub(crate) struct Tally {
 impl Tally {
     fn of(mover: &RowMover) -> Self {
         let mut rows = SizeClassStats::default();
-        let mut arena_bytes = 8 * mover.back.arena().len() as u64;
+        let mut arena_bytes = 8 * mover.back.memory().len() as u64;
         for class in &mover.classes {
             rows.add(&class.stats());
             arena_bytes += class.lists().rows_bytes();
@@ -144,24 +145,28 @@ impl WindowPipeline {
         self.mover.as_deref_mut().ok_or_else(lost)
     }
 
-    /// Ends the current window and begins the next one.
+    /// Ends the current window and begins the next one, on `device` if it has the rows. Returns
+    /// how many rows it has stepped.
     ///
     /// # Errors
-    /// Those of the storage work of the window that ends.
-    pub(crate) fn advance(&mut self) -> Result<()> {
+    /// Those of the storage work of the window that ends, and of the device.
+    pub(crate) fn advance(&mut self, device: Option<&dyn DeviceWindows>) -> Result<u64> {
         self.mover()?.work(usize::MAX, true)?;
         let Self { mover: Some(mover), current, .. } = self else { panic!("{MOVER_IS_HERE}") };
         let (ended, window_count) = (current.number, self.plan.window_count());
         let carried = std::mem::take(&mut mover.carried);
-        let result = mover.back.carry_all(current, &carried);
+        let result = match device.filter(|_| current.newest() != Newest::Host) {
+            Some(device) => mover.back.carry_on_device(current, &carried, device, &self.homes),
+            None => mover.back.carry_all(current, &carried).map(|()| 0),
+        };
         // Its memory is used again.
         mover.carried = carried;
-        result?;
+        let row_count = result?;
         std::mem::swap(current, &mut mover.back);
         assert_eq!(current.number, (ended + 1) % window_count, "a window was left out");
         mover.begin(current)?;
         self.send_off();
-        Ok(())
+        Ok(row_count)
     }
 
     // Lets the storage work begin: on the storage thread, or piece by piece from now on.
@@ -215,6 +220,7 @@ impl WindowPipeline {
     /// # Errors
     /// Those of `visit`.
     pub(crate) fn visit_current(&self, visit: &mut RowVisit<'_>) -> Result<()> {
+        self.current.check_here();
         let table_count = self.current.plan.tables().len();
         assert!(table_count <= self.homes.len(), "a table of the window has no size class");
         let window = self.current.number as u32;

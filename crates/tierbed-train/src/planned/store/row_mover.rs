@@ -26,7 +26,8 @@ use super::extents::{Bucket, Extents};
 use super::size_class::{check_chunk, rows_of, Leaving, LeavingRows, Sink, SizeClass, ENTRY_BYTES};
 use super::spans::ListPlace;
 use super::split::Splitter;
-use super::window_rows::{Carried, Home, Place, Presence, RowVisit, Spot, WindowRows};
+use super::window_rows::{Home, Place, Presence, RowVisit, Spot, WindowRows};
+use crate::planned::device::Carried;
 use crate::planned::plan::{EpochPlan, PlanWindow, TableEntries};
 
 /// Rows that leave at once: few enough to stay near, many enough to share a check for room.

@@ -11,7 +11,8 @@ use tierbed_core::{Error, Result};
 use tierbed_io::WordBuf;
 use tierbed_kernels::prefetch;
 
-use crate::planned::plan::{EpochPlan, PlanWindow};
+use crate::planned::device::{Carried, DeviceWindows, HostWindow, WindowChange, WindowTable};
+use crate::planned::plan::{EpochPlan, PlanWindow, TableEntries};
 
 /// How many rows ahead the processor is asked to fetch a place.
 const FETCH_AHEAD: usize = 6;
@@ -21,13 +22,6 @@ const FETCH_AHEAD: usize = 6;
 pub(crate) struct Home {
     pub(crate) class: usize,
     pub(crate) words: usize,
-}
-
-/// A row that a window shares with the one before: its entries in both.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Carried {
-    pub(crate) from: u32,
-    pub(crate) to: u32,
 }
 
 /// An entry of a window.
@@ -63,6 +57,18 @@ pub(crate) enum Presence {
     Fresh,
 }
 
+/// Who has the newest rows of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Newest {
+    /// The host.
+    #[default]
+    Host,
+    /// Both: the device has a copy of them.
+    Both,
+    /// The device, and the host must not read its own.
+    Device,
+}
+
 /// Neighbouring tables with records of one length.
 #[derive(Debug, Clone, Copy)]
 struct Run {
@@ -82,6 +88,7 @@ pub(crate) struct WindowRows {
     runs: Vec<Run>,
     /// Per table: the first word of its first entry's record.
     starts: Vec<usize>,
+    newest: Newest,
 }
 
 impl WindowRows {
@@ -109,6 +116,7 @@ impl WindowRows {
         };
         plan.load(number, window)?;
         self.number = number;
+        self.newest = Newest::Host;
         self.runs.clear();
         self.starts.clear();
         let mut start = 0;
@@ -139,11 +147,80 @@ impl WindowRows {
     }
 
     pub(crate) fn arena(&self) -> &[f32] {
+        self.check_here();
         &self.arena
     }
 
+    /// Returns the memory to change rows in; a device's copy of them is no longer one.
     pub(crate) fn arena_mut(&mut self) -> &mut [f32] {
+        self.check_here();
+        self.newest = Newest::Host;
         &mut self.arena
+    }
+
+    /// Returns all memory, whatever it holds: it stays where it is as long as this lives.
+    pub(crate) fn memory(&self) -> &[f32] {
+        &self.arena
+    }
+
+    /// Panics unless the host has the newest rows.
+    pub(crate) fn check_here(&self) {
+        assert_ne!(self.newest, Newest::Device, "rows of a device were not brought back");
+    }
+
+    pub(crate) fn newest(&self) -> Newest {
+        self.newest
+    }
+
+    /// Notes that the device has stepped rows.
+    pub(crate) fn note_stepped_away(&mut self) {
+        assert_ne!(self.newest, Newest::Host, "a device steps rows that it does not have");
+        self.newest = Newest::Device;
+    }
+
+    fn words_len(&self) -> usize {
+        let words = |run: &Run| run.start + (run.end - run.first) as usize * run.words;
+        self.runs.last().map_or(0, words)
+    }
+
+    fn tables(&self, homes: &[Home]) -> Vec<WindowTable> {
+        let tables = self.plan.tables().iter().zip(homes).zip(&self.starts);
+        let table = |((table, home), &first_word): ((&TableEntries, &Home), &usize)| WindowTable {
+            first_entry: table.first,
+            entry_count: table.count,
+            first_word,
+            record_words: home.words,
+        };
+        tables.map(table).collect()
+    }
+
+    /// Lets `device` have a copy of the rows, unless it has one.
+    ///
+    /// # Errors
+    /// The device's.
+    #[expect(clippy::indexing_slicing, reason = "a loaded window fits its memory")]
+    pub(crate) fn upload(&mut self, device: &dyn DeviceWindows, homes: &[Home]) -> Result<()> {
+        if self.newest == Newest::Host {
+            let words = &self.arena[..self.words_len()];
+            device.upload(HostWindow { words, tables: &self.tables(homes) })?;
+            self.newest = Newest::Both;
+        }
+        Ok(())
+    }
+
+    /// Brings back what `device` has newer. Returns how many rows it has stepped.
+    ///
+    /// # Errors
+    /// The device's: its rows stay the newest.
+    #[expect(clippy::indexing_slicing, reason = "a loaded window fits its memory")]
+    pub(crate) fn download(&mut self, device: &dyn DeviceWindows) -> Result<u64> {
+        if self.newest != Newest::Device {
+            return Ok(0);
+        }
+        let len = self.words_len();
+        let row_count = device.download(&mut self.arena[..len])?;
+        self.newest = Newest::Both;
+        Ok(row_count)
     }
 
     #[expect(clippy::indexing_slicing, reason = "entries are those of the window")]
@@ -168,6 +245,7 @@ impl WindowRows {
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "a loaded window fits its memory")]
     pub(crate) fn record(&self, entry: u32) -> &[f32] {
+        debug_assert_ne!(self.newest, Newest::Device, "rows of a device were not brought back");
         let Some(words) = self.words_of(entry) else { panic!("the window has no entry {entry}") };
         &self.arena[words]
     }
@@ -214,6 +292,7 @@ impl WindowRows {
     /// As [`arrive`](Self::arrive).
     pub(crate) fn carry_all(&mut self, from: &Self, rows: &[Carried]) -> Result<()> {
         assert!(rows.len() <= self.presence.len(), "more rows are carried than the window has");
+        from.check_here();
         for (at, row) in rows.iter().enumerate() {
             if let Some(soon) = rows.get(at + FETCH_AHEAD) {
                 from.expect(soon.from);
@@ -225,6 +304,34 @@ impl WindowRows {
         }
         debug_assert!(self.is_complete(), "window {} begins without a row", self.number);
         Ok(())
+    }
+
+    /// As [`carry_all`](Self::carry_all), by the device that has the rows of `from`: it goes on to
+    /// this window, and `from` gets its rows back. Returns how many rows it has stepped.
+    ///
+    /// # Errors
+    /// The device's, and as [`arrive`](Self::arrive).
+    #[expect(clippy::indexing_slicing, reason = "a loaded window fits its memory")]
+    pub(crate) fn carry_on_device(
+        &mut self,
+        from: &mut Self,
+        rows: &[Carried],
+        device: &dyn DeviceWindows,
+        homes: &[Home],
+    ) -> Result<u64> {
+        let (len, ended_len) = (self.words_len(), from.words_len());
+        let begun = HostWindow { words: &self.arena[..len], tables: &self.tables(homes) };
+        let ended = &mut from.arena[..ended_len];
+        let row_count = device.advance(WindowChange { ended, begun, carried: rows })?;
+        for row in rows {
+            let len = self.words_of(row.to).map_or(0, |words| words.len());
+            self.place(row.to, Presence::Carried, Presence::Here, len)?;
+        }
+        from.newest = Newest::Both;
+        // What was carried is in the device's memory alone.
+        self.newest = if rows.is_empty() { Newest::Both } else { Newest::Device };
+        debug_assert!(self.is_complete(), "window {} begins without a row", self.number);
+        Ok(row_count)
     }
 
     /// Notes that the window before has the row of `entry`.
