@@ -60,6 +60,7 @@ class SimulatedStreams:
         self._streams: list[Stream] = []
         self._current = self.new()
         self.copies = 0
+        self.registered: set[int] = set()
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +106,18 @@ class SimulatedStreams:
     def copy_down(self, stream: Stream, source: Tensor) -> Tensor:
         return self._copy(stream, source)
 
+    def copy_into(self, stream: Stream, source: Tensor, host: Tensor) -> None:
+        self.copies += 1
+        memory = source.detach()
+        given_up = weakref.finalize(source, lambda: memory.fill_(_nothing(memory)))
+        given_up.atexit = False
+
+        def copy() -> None:
+            host.copy_(memory)
+
+        stream.queue.append(copy)
+        stream.queue.append(lambda: given_up.detach() and None)
+
     def keep(self, tensor: Tensor, stream: Stream) -> None:
         if self._broken != "keep":
             kept = [tensor]
@@ -113,16 +126,26 @@ class SimulatedStreams:
     def host_floats(self, rows: int, columns: int) -> Tensor:
         return torch.full((rows, columns), torch.nan)
 
+    def host_numbers(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.full((count,), -1, dtype=dtype)
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        self.registered.add(address)
+        return True
+
+    def unregister(self, address: int) -> None:
+        self.registered.remove(address)
+
     def _copy(self, stream: Stream, source: Tensor) -> Tensor:
         self.copies += 1
-        target = torch.full_like(source, torch.nan)
+        target = torch.full_like(source, _nothing(source))
         # Another tensor of the same memory: the queue keeps no object of the program's alive.
         memory = source.detach()
 
         def copy() -> None:
             target.copy_(memory)
 
-        given_up = weakref.finalize(source, lambda: memory.fill_(torch.nan))
+        given_up = weakref.finalize(source, lambda: memory.fill_(_nothing(memory)))
         given_up.atexit = False
         stream.queue.append(copy)
         stream.queue.append(lambda: given_up.detach() and None)
@@ -134,6 +157,10 @@ class SimulatedStreams:
                 ready = [stream for stream in self._streams if stream.can_run()]
                 assert ready, "streams wait for each other"
                 self._random.choice(ready).run_one()
+
+
+def _nothing(tensor: Tensor) -> float:
+    return torch.nan if tensor.is_floating_point() else -1
 
 
 def run_all(streams: SimulatedStreams) -> None:

@@ -27,6 +27,7 @@ from tierbed._native_options import (
 from tierbed._native_shards import *
 from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod
+from tierbed.ops.windows.device import WindowsOnDevice
 from tierbed.placement.build import LogOptions, PlaceOptions
 from tierbed.serve.models import Scorer
 from tierbed.serve.server import ServeOptions
@@ -231,8 +232,10 @@ class FeaturePlan:
 class NativeStore:
     """The engine over one store. One per folder and machine; thread-safe, one call at a time."""
 
-    def __new__(cls, path: str | None, options: StoreOptions) -> Self:
-        """``path`` may be None for the backend ``"memory"``."""
+    def __new__(
+        cls, path: str | None, options: StoreOptions, windows: WindowsOnDevice | None = None
+    ) -> Self:
+        """``path`` may be None for the backend ``"memory"``; ``windows`` trains rows of windows."""
 
     @staticmethod
     def over(bridge: Any, dram_budget_bytes: int) -> NativeStore:
@@ -292,6 +295,20 @@ class NativeStore:
         gradient of ``weights``, from the rows before the step. With ``found``, the token of the
         batch's lookup, ids are not checked again; ``ticket`` is that of :meth:`reserve_update`.
         Returns the :meth:`position` then."""
+
+    def lookup_on_device(
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
+        entries: SupportsDLPack,
+    ) -> int | None:
+        """Has the window of a batch on the device, and writes to ``entries`` [E] i32 which entry of
+        its table each id is. Returns the token for :meth:`step_on_device`; None for a batch that is
+        not the next one of a plan."""
+
+    def step_on_device(
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack, found: int,
+    ) -> tuple[tuple[int, int] | None, list[tuple[float, float, float]]]:
+        """Counts the step of a batch, whose rows the caller steps on the device. Returns the
+        :meth:`position` then, and learning rate, eps and weight decay of each feature."""
 
     def reserve_update(self) -> int:
         """Takes the next place in the order of calls for an :meth:`update` that another thread

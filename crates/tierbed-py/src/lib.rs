@@ -8,6 +8,7 @@
 mod background;
 mod batch;
 mod calls;
+mod chunks;
 mod codec;
 mod coded;
 mod compiled;
@@ -38,6 +39,7 @@ mod store;
 mod tensors;
 mod tier_budget;
 mod versions;
+mod windows;
 
 #[cfg(feature = "lab")]
 #[path = "../../../tools/python/native/mod.rs"]

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use dlpark::DlpackElement;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::process::Owned;
 use tierbed_snapshot::Report;
+use tierbed_train::planned::device::DeviceWindows;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::vocabularies::VocabularyStats;
@@ -23,14 +23,16 @@ use tierbed_train::{
 
 use crate::batch::{run_lookup, run_translate, BatchTensors, FeaturePlan, LookupArguments};
 use crate::calls::{Calls, Holding};
-use crate::ending::{attached, detached};
+use crate::chunks::Chunk;
+use crate::ending::detached;
 use crate::errors::{run, to_python};
 use crate::folders::{check_delta_layout, open_base, read_layout};
 use crate::plain::Plain;
 use crate::progress::Progress;
 use crate::python_store::PythonStore;
 use crate::shards::GivenShards;
-use crate::tensors::{check_disjoint, matrix, vector, Tensor};
+use crate::tensors::{check_disjoint, Tensor};
+use crate::windows::{self, PythonWindows};
 
 /// The engine over one store.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -112,9 +114,17 @@ impl NativeStore {
 #[pymethods]
 impl NativeStore {
     #[new]
-    #[pyo3(signature = (path, options))]
-    fn new(py: Python<'_>, path: Option<PathBuf>, options: Plain<OrderConfig>) -> PyResult<Self> {
-        let engine = run(py, || ShardedEngine::open(path.as_deref(), &options.0))?;
+    #[pyo3(signature = (path, options, windows=None))]
+    fn new(
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        options: Plain<OrderConfig>,
+        windows: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let windows = windows.map(|windows| Arc::new(PythonWindows::new(windows)));
+        let device = windows.map(|windows| windows as Arc<dyn DeviceWindows>);
+        let config = OrderConfig { device, ..options.0 };
+        let engine = run(py, || ShardedEngine::open(path.as_deref(), &config))?;
         Ok(Self::over_engine(engine))
     }
 
@@ -289,6 +299,33 @@ impl NativeStore {
             engine.update(plan, &bags, grads, found)?;
             Ok(engine.position())
         })
+    }
+
+    fn lookup_on_device(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        entries: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<u64>> {
+        let py = plan.py();
+        windows::look_up(plan, indices, offsets, entries, |plan, bags, entries| {
+            self.with(py, |engine| engine.single()?.lookup_on_device(plan, bags, entries))
+        })
+    }
+
+    fn step_on_device(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        found: u64,
+    ) -> PyResult<windows::Stepped> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, None)?;
+        let plan = &plan.get().plan;
+        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| windows::step(engine, plan, &bags, found))
     }
 
     fn prefetch(
@@ -669,56 +706,6 @@ impl NativeStore {
             Ok(())
         })?;
         begun
-    }
-}
-
-/// Rows of one table on their way to Python, which gets them as they lie: ids, and as many values
-/// of each.
-struct Chunk<T> {
-    rows: Vec<i64>,
-    values: Vec<T>,
-    /// What the chunk before this one had.
-    before: (usize, usize),
-}
-
-impl<T> Default for Chunk<T> {
-    fn default() -> Self {
-        Self { rows: Vec::new(), values: Vec::new(), before: (0, 0) }
-    }
-}
-
-impl<T: DlpackElement + Copy + Send> Chunk<T> {
-    fn push(&mut self, row: RowId, values: &[T]) {
-        if self.rows.is_empty() {
-            self.rows.reserve_exact(self.before.0);
-            self.values.reserve_exact(self.before.1);
-        }
-        self.rows.push(row.0.cast_signed());
-        self.values.extend_from_slice(values);
-    }
-
-    // Calls `visit(table, rows, values)`; what it raises goes to `raised`.
-    fn hand_out(
-        &mut self,
-        table: TableId,
-        visit: &Py<PyAny>,
-        raised: &mut Option<PyErr>,
-    ) -> Result<()> {
-        if self.rows.is_empty() {
-            return Ok(());
-        }
-        self.before = (self.rows.len(), self.values.len());
-        let (rows, values) = (std::mem::take(&mut self.rows), std::mem::take(&mut self.values));
-        let called = attached(|py| {
-            py.check_signals()?;
-            let count = rows.len();
-            let given = (table.0, vector(py, rows)?, matrix(py, values, count)?);
-            visit.call1(py, given).map(drop)
-        });
-        called.map_err(|error| {
-            *raised = Some(error);
-            Error::invalid("visitor raised")
-        })
     }
 }
 

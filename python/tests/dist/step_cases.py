@@ -83,7 +83,6 @@ def check_that_the_host_never_waits() -> None:
                 weights=torch.zeros(20, 8),
                 state=torch.zeros(20, 1),
                 use_counts=torch.zeros(20, dtype=torch.int32),
-                is_written=torch.zeros(20, dtype=torch.bool),
                 optimizer=tb.RowWiseAdagrad(lr=0.1),
                 first_rows=[0, 10],
             )

@@ -18,6 +18,9 @@ from gpu_cases import ALONE
 pytest.importorskip("triton", reason="triton is not installed")
 CASES = Path(__file__).with_name("device_cases.py")
 COLLECTIVE_CASES = Path(__file__).with_name("collective_cases.py")
+WINDOW_CASES = Path(__file__).with_name("window_cases.py")
+# Of windows, those that need no simulated streams.
+WINDOWS = ["bits", "sequences", "restarts", "moved_plans", "evaluation", "other_steps", "nonfinite"]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -29,7 +32,12 @@ def start(*arguments: str, cases: Path = CASES, **variables: str) -> subprocess.
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**environment, "OMP_NUM_THREADS": "1", **variables},
+        env={
+            **environment,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **variables,
+        },
     )
 
 
@@ -58,6 +66,11 @@ def test_ranks_that_share_no_memory() -> None:
     check(start(cases, "cpu", cases=COLLECTIVE_CASES, TRITON_INTERPRET="1"))
 
 
+def test_windows() -> None:
+    cases = "bits,sequences/restarts,moved_plans/evaluation,other_steps,nonfinite/late_copies"
+    check(start(f"{cases}/host_only,refusals,failed_launch", "cpu", cases=WINDOW_CASES, TRITON_INTERPRET="1"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_the_remedy_is_told() -> None:
     check(start("without_gpu", "cpu"))
@@ -68,6 +81,13 @@ def test_without_a_gpu_the_remedy_is_told() -> None:
 @pytest.mark.parametrize("case", ALONE)
 def test_on_a_gpu(case: str) -> None:
     check(start(case, "cuda"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows_on_a_gpu(case: str) -> None:
+    check(start(case, "cuda", cases=WINDOW_CASES))
 
 
 @pytest.mark.gpu

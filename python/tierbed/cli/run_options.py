@@ -55,6 +55,7 @@ class StoreArguments:
         io_engine: auto falls back by itself.
         disk_quota: Most bytes on disk.
         shards: New run: parts that train at the same time.
+        hbm_budget: Memory of --device for rows of the forward order: 8GiB.
     """
 
     dram_budget: SizeText = "1GiB"
@@ -64,11 +65,14 @@ class StoreArguments:
     io_engine: IoEngine = "auto"
     disk_quota: SizeText | None = None
     shards: Positive | None = None
+    hbm_budget: SizeText | None = None
 
-    def of_store(self) -> dict[str, Any]:
-        """Returns the arguments of :meth:`tierbed.Store.open`."""
+    def of_store(self, device: str) -> dict[str, Any]:
+        """Returns the arguments of :meth:`tierbed.Store.open`, of a run on ``device``."""
         given = dict(vars(self))
         given["io"] = IoOptions(engine=given.pop("io_engine"))
+        if self.hbm_budget is not None:
+            given["device"] = device
         return given
 
 
@@ -94,7 +98,7 @@ def open_run(
         source,
         replace(options, batch_size=batch_size),
         source.train_samples,
-        store_options=tables.of_store(),
+        store_options=tables.of_store(options.device),
         about={"data": source.about()},
         eval_samples=source.eval_samples,
     )

@@ -128,6 +128,7 @@ class Collection(nn.Module):
         if self._device is None:
             self._device = getattr(store, "device", None)
         self._binding.set_device(self._device)
+        self._binding.windows = getattr(store, "windows", None)
         self._binding.device_rows = getattr(store, "device_rows", None)
         self._still_hook = torch.zeros(1, device="cpu")
 

@@ -23,6 +23,8 @@ from tierbed.ops.links import Link, as_device, link_of
 from tierbed.ops.steps import StepGuard
 
 if TYPE_CHECKING:
+    from tierbed.ops.windows.batches import WindowBatches
+    from tierbed.ops.windows.device import WindowsOnDevice
     from tierbed.report.observer import Observer
 
 __all__ = ["Bags", "Binding", "PoolsOnDevice", "Readable", "find_binding"]
@@ -123,6 +125,8 @@ class Binding:
         """Where outputs go; None: where ids are."""
         self.device_rows: PoolsOnDevice | None = None
         """Rows of a snapshot that are on the device."""
+        self.windows: WindowsOnDevice | None = None
+        """Windows of the forward order that are on a device."""
         self._link: Link | None = None
         self._later: futures.Future[None] | None = None
         self._position: tuple[int, int] | None = None
@@ -165,6 +169,12 @@ class Binding:
                 if self.observer is not None:
                     self.observer.note(self.tables, indices, offsets)
                 return pooled.to(target), None
+        if self._window_batches is not None:
+            found = self._window_batches.look_up(bags)
+            if found is not None:
+                if self.observer is not None:
+                    self.observer.note(self.tables, indices, offsets)
+                return found[0].to(target), found[1]
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
         link = self._link_at(target)
         if link is None:
@@ -207,6 +217,10 @@ class Binding:
             The gradient of the weights ``[E]`` on the host, where it is wanted.
         """
         collector = self.guard.collector if trains_rows else None
+        if trains_rows and self._window_batches is not None:
+            stepped = self._step_in_window(grad, bags, wants_weights_grad, token)
+            if stepped is not None:
+                return stepped[1]
         link = self._link_at(grad.device)
         is_plain = trains_rows and collector is None and not self.frozen
         # Coded rows refuse within the backward.
@@ -234,6 +248,43 @@ class Binding:
             return None
         # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
         return weights_grad if scale == 1.0 else weights_grad * scale
+
+    @property
+    def _window_batches(self) -> WindowBatches | None:
+        """What looks up and steps on a device; None where the host does."""
+        if self.windows is None or self.frozen or self.guard.collector is not None:
+            return None
+        return self._batches_of_windows
+
+    @functools.cached_property
+    def _batches_of_windows(self) -> WindowBatches | None:
+        # Triton is optional.
+        from tierbed.ops.windows.batches import batches_of
+
+        return batches_of(self)
+
+    def _step_in_window(
+        self, grad: Tensor, bags: Bags, wants_weights_grad: bool, token: int | None
+    ) -> tuple[Any, Tensor | None] | None:
+        """Steps rows on the device; None when they are on the host."""
+        assert self._window_batches is not None, "a step in windows that are nowhere"
+        scale = self.guard.scale()
+        stepped = self._window_batches.step(
+            _unscaled(grad, scale),
+            bags,
+            token,
+            skips_nonfinite=self.guard.has_scaler or self.guard.skips_nonfinite,
+            wants_weights_grad=wants_weights_grad,
+        )
+        if stepped is None:
+            return None
+        self._later, self._position = None, stepped[0]
+        self.guard.note_step()
+        weights_grad = stepped[1]
+        if weights_grad is None or scale == 1.0:
+            return stepped
+        # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
+        return stepped[0], weights_grad * scale
 
     def _step_later(self, link: Link, grad: Tensor, bags: Bags, token: int | None) -> None:
         """Has the step made as soon as the gradient has come to the host."""
@@ -295,7 +346,8 @@ class Binding:
     def skipped_steps(self) -> int:
         """Steps left out because their gradient was not finite."""
         self._settle()
-        return self.guard.skipped_steps
+        left_out = 0 if self.windows is None else self.windows.left_out()
+        return self.guard.skipped_steps + left_out
 
     def _step_thawed(self, lookup: LookupGradient) -> None:
         """Steps the rows of the tables that are not frozen."""

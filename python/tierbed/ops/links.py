@@ -95,6 +95,37 @@ class Link:
         streams.keep(out, current)
         return out
 
+    def numbers_to_fill(self, count: int, dtype: torch.dtype) -> Tensor:
+        """As :meth:`host_floats`, ``[count]`` of integers."""
+        return self._streams.host_numbers(count, dtype)
+
+    def begin_copy(self, tensor: Tensor, host: Tensor) -> None:
+        """Begins to copy a result of the current stream to ``host``, memory of somebody else."""
+        streams = self._streams
+        streams.wait(self._down, streams.record(streams.current()))
+        streams.copy_into(self._down, tensor, host)
+        streams.keep(tensor, self._down)
+
+    def finish_copies(self) -> None:
+        """Waits until all that was begun by :meth:`begin_copy` is there."""
+        self._streams.finish(self._streams.record(self._down))
+
+    def mark(self) -> Any:
+        """Returns an event: that all work of the current stream until now is done."""
+        return self._streams.record(self._streams.current())
+
+    def follow(self, event: Any) -> None:
+        """Lets later work of the current stream follow an event of :meth:`mark`."""
+        self._streams.wait(self._streams.current(), event)
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        """Lets the device copy memory of the host by itself; tells whether it can."""
+        return self._streams.register(address, size_bytes)
+
+    def unregister(self, address: int) -> None:
+        """Takes back what :meth:`register` did, before that memory is freed."""
+        self._streams.unregister(address)
+
     def to_host(self, tensor: Tensor) -> Arriving:
         """Begins to copy a result of the current stream to the host."""
         streams = self._streams

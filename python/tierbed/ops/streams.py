@@ -11,7 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["CudaStreams", "Streams"]
+__all__ = ["CudaStreams", "HostStreams", "Streams"]
+
+# cudaHostRegisterPortable: known to all devices of the process.
+_PORTABLE = 1
 
 
 class Streams(Protocol):
@@ -45,6 +48,9 @@ class Streams(Protocol):
     def copy_down(self, stream: Any, source: Tensor) -> Tensor:
         """Has ``stream`` copy memory of the device to new host memory, which is returned."""
 
+    def copy_into(self, stream: Any, source: Tensor, host: Tensor) -> None:
+        """Has ``stream`` copy memory of the device to ``host``, which somebody else owns."""
+
     def keep(self, tensor: Tensor, stream: Any) -> None:
         """Keeps memory of the device from being used anew before ``stream`` has done with it."""
 
@@ -53,6 +59,69 @@ class Streams(Protocol):
 
         Where the device still copies an earlier tensor's memory, that memory is not given out.
         """
+
+    def host_numbers(self, count: int, dtype: torch.dtype) -> Tensor:
+        """As :meth:`host_floats`, ``[count]`` of integers."""
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        """Lets the device copy memory of the host by itself; tells whether it can."""
+
+    def unregister(self, address: int) -> None:
+        """Takes back what :meth:`register` did, before that memory is freed."""
+
+
+class HostStreams:
+    """Streams of a CPU that stands in for a device: what is asked for is done at once."""
+
+    @property
+    def device(self) -> torch.device:
+        """As :attr:`Streams.device`."""
+        return torch.device("cpu")
+
+    def new(self) -> None:
+        """As :meth:`Streams.new`."""
+
+    def current(self) -> None:
+        """As :meth:`Streams.current`."""
+
+    def record(self, stream: None) -> None:
+        """As :meth:`Streams.record`."""
+
+    def wait(self, stream: None, event: None) -> None:
+        """As :meth:`Streams.wait`."""
+
+    def finish(self, event: None) -> None:
+        """As :meth:`Streams.finish`."""
+
+    def copy_up(self, stream: None, source: Tensor) -> Tensor:
+        """As :meth:`Streams.copy_up`."""
+        return source.clone()
+
+    def copy_down(self, stream: None, source: Tensor) -> Tensor:
+        """As :meth:`Streams.copy_down`."""
+        return source.clone()
+
+    def copy_into(self, stream: None, source: Tensor, host: Tensor) -> None:
+        """As :meth:`Streams.copy_into`."""
+        host.copy_(source)
+
+    def keep(self, tensor: Tensor, stream: None) -> None:
+        """As :meth:`Streams.keep`."""
+
+    def host_floats(self, rows: int, columns: int) -> Tensor:
+        """As :meth:`Streams.host_floats`."""
+        return torch.empty(rows, columns, dtype=torch.float32, device="cpu")
+
+    def host_numbers(self, count: int, dtype: torch.dtype) -> Tensor:
+        """As :meth:`Streams.host_numbers`."""
+        return torch.empty(count, dtype=dtype, device="cpu")
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        """As :meth:`Streams.register`."""
+        return True
+
+    def unregister(self, address: int) -> None:
+        """As :meth:`Streams.unregister`."""
 
 
 class CudaStreams:
@@ -103,6 +172,11 @@ class CudaStreams:
             host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             return host.copy_(source, non_blocking=True)
 
+    def copy_into(self, stream: torch.cuda.Stream, source: Tensor, host: Tensor) -> None:
+        """As :meth:`Streams.copy_into`."""
+        with torch.cuda.stream(stream):
+            host.copy_(source, non_blocking=True)
+
     def keep(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """As :meth:`Streams.keep`."""
         tensor.record_stream(stream)
@@ -110,3 +184,17 @@ class CudaStreams:
     def host_floats(self, rows: int, columns: int) -> Tensor:
         """As :meth:`Streams.host_floats`."""
         return torch.empty(rows, columns, dtype=torch.float32, pin_memory=True)
+
+    def host_numbers(self, count: int, dtype: torch.dtype) -> Tensor:
+        """As :meth:`Streams.host_numbers`."""
+        return torch.empty(count, dtype=dtype, pin_memory=True)
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        """As :meth:`Streams.register`."""
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return int(runtime.cudaHostRegister(address, size_bytes, _PORTABLE)) == 0
+
+    def unregister(self, address: int) -> None:
+        """As :meth:`Streams.unregister`."""
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime.cudaHostUnregister(address)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,6 @@ from tierbed import _native
 from tierbed._native import NativeStore
 from tierbed._util import state
 from tierbed._util.bytes import parse_bytes, parse_limit
-from tierbed._util.minutes import checked_minutes
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config.io import IoOptions
@@ -29,6 +28,7 @@ from tierbed.config.tables import BaseEmbeddingConfig, DataType
 from tierbed.config.words import Backend, Durability, OnMismatch, Order, check_word
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
 from tierbed.ops.steps import StepWatch
+from tierbed.ops.windows.device import WindowsOnDevice, windows_on
 from tierbed.placement.files import (
     HeadRows,
     PlacementFiles,
@@ -38,7 +38,7 @@ from tierbed.placement.files import (
     table_heads,
 )
 from tierbed.report.observer import Observer
-from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
+from tierbed.results import KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
 from tierbed.train.background import Request, base_paths, compiled_parts, publish_async
 from tierbed.train.shards import Shards, published_shards
@@ -68,6 +68,7 @@ _OF_THE_ENGINE = frozenset(
         "plan_obstacle",
         "takes_gradients",
         "watch",
+        "windows",
     }
 )
 EXTRA = "extra.pt"
@@ -122,6 +123,7 @@ class Store(StoreReports):
         self._told_scans = False
         self._may_leave_plan = True
         self._observer = Observer(native, path)
+        self._windows: WindowsOnDevice | None = None
 
     @classmethod
     def open(
@@ -139,6 +141,8 @@ class Store(StoreReports):
         vocabulary_dram: int | str | None = None,
         shards: int | None = None,
         read_only: bool = False,
+        device: torch.device | str | None = None,
+        hbm_budget: int | str | None = None,
         seed: int = 0,
     ) -> Self:
         """Opens the store at ``path``, or makes it; continues from its last checkpoint.
@@ -182,11 +186,18 @@ class Store(StoreReports):
                 CorruptionError; :meth:`verify` begins again by itself. A kept one stays.
                 Changes are an UnsupportedError. RocksDB's backends are not opened so, and
                 ``"mmap"`` not while another process has it.
+            device: In forward order rows of the current window are trained in the memory of this
+                CUDA device, with the same numbers; in other orders they stay on the host. Outputs
+                of collections go there. With one shard, and with SGD, Adagrad or RowWiseAdagrad.
+                ``"cpu"`` runs the kernels in Triton's interpreter, for tests.
+            hbm_budget: Bytes of the device's memory for rows: two windows, each at most a third of
+                ``dram_budget``, and 128 MiB. By default half of what is free there.
             seed: From it come the initial rows of every table.
 
         Raises:
             InvalidError: A bad argument, a budget that is too small (the message names the
                 least), or a folder of another format.
+            UnsupportedError: A device without Triton, or for several shards.
             ClosedError: Another process owns the store, or this one has it open already.
             CorruptionError: The last checkpoint does not verify.
         """
@@ -219,13 +230,19 @@ class Store(StoreReports):
         if checkpoint is not None and folder is None:
             raise InvalidError("a store without a path has no checkpoint to go back to")
         has_choice = folder is not None and backend is None
+        windows = None
+        if device is not None:
+            windows = windows_on(device, parse_limit(hbm_budget, "hbm_budget"))
+        elif hbm_budget is not None:
+            raise InvalidError("hbm_budget is memory of a device; give device, or leave it out")
         try:
             if checkpoint is not None and folder is not None and not read_only:
                 _native.restore_checkpoint(folder, checkpoint)
-            native = NativeStore(folder, options)
+            native = NativeStore(folder, options, windows)
         except ClosedError as error:
             raise opened.explained(error, str(folder)) from None
         store = cls(native, folder, seed, order if has_choice else "window")
+        store._windows = windows
         insists = on_mismatch is None and (order == "forward" or (shards or 1) > 1)
         store._may_leave_plan = on_mismatch != "error" and not insists
         if read_only:
@@ -265,6 +282,16 @@ class Store(StoreReports):
     def seed(self) -> int:
         """Seed of the initial rows."""
         return self._seed
+
+    @property
+    def windows(self) -> WindowsOnDevice | None:
+        """Windows on a device, for collections; None where rows stay on the host."""
+        return self._windows
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where outputs of collections go by default; None: where their ids are."""
+        return None if self._windows is None else self._windows.device
 
     @property
     def is_open(self) -> bool:
@@ -333,41 +360,6 @@ class Store(StoreReports):
             return None
         return self._given.get(self.table_id(name))
 
-    def evict(
-        self, table: str | None = None, *, now_mins: int | None = None
-    ) -> dict[str, EvictedIds]:
-        """Takes the rows of ids that the policy of their table judges; call it between steps.
-
-        Freed rows start again from their initial values; an id that comes back is a new id.
-
-        Args:
-            table: One table of open vocabulary; by default all of them.
-            now_mins: Minutes since 1970; by default the machine's time.
-
-        Returns:
-            What was taken, by table.
-
-        Raises:
-            InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1, or other ranks
-                hold rows of a table: their collection evicts.
-        """
-        now = checked_minutes(now_mins)
-        counts = {}
-        for name in self.vocabularies() if table is None else [table]:
-            self._check_own_ids(name)
-            ids, waiting = self._native.evict(self.table_id(name), now)
-            counts[name] = EvictedIds(id_count=ids, waiting_count=waiting)
-        return counts
-
-    def _check_own_ids(self, name: str) -> None:
-        """Refuses to evict ids whose rows other ranks hold too."""
-        if name in self._shared_ids:
-            raise InvalidError(
-                f"other ranks hold rows of table {name!r} too; call evict() of its collection on "
-                "all ranks",
-                {"table": name},
-            )
-
     # ------------------------------------------------------------ order
 
     def order(self) -> OrderState:
@@ -405,14 +397,6 @@ class Store(StoreReports):
             collection: A collection on this store.
         """
         self._collections.add(collection)
-
-    def note_shared_ids(self, tables: Iterable[str]) -> None:
-        """Remembers tables of open vocabulary whose rows other ranks hold too.
-
-        Args:
-            tables: Their names.
-        """
-        self._shared_ids.update(tables)
 
     def collections(self) -> list[Any]:
         """Returns the collections that live and train on this store."""

@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from tierbed.dist.device.plan import Group
 from tierbed.dist.device.store import Arena
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
 from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
 from tierbed.dist.kernels.step_rows import StepNumbers, step_rows
-from tierbed.dist.kernels.uses import sort_uses
+from tierbed.dist.kernels.uses import leave_out, sort_uses
 from tierbed.dist.kernels.weight_grads import weight_grads
 
-__all__ = ["WORDS_PER_STORE", "GroupRows"]
+__all__ = ["WORDS_PER_STORE", "GroupRows", "Grouped"]
 
 # Numbers that a store of 128 bits writes.
 WORDS_PER_STORE = 4
 
 
-class GroupRows:
+class Grouped(Protocol):
+    """What one launch looks up: features of tables of one width and pooling."""
+
+    @property
+    def dim(self) -> int:
+        """Columns of a row."""
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether bags are divided by their number of ids."""
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether every rank looks up its own samples."""
+
+    @property
+    def features(self) -> Sequence[int]:
+        """Input features, in the order of the input."""
+
+    @property
+    def table_of(self) -> Sequence[int]:
+        """Per feature, which table of the arena."""
+
+    @property
+    def output_columns(self) -> Sequence[int]:
+        """Per feature, its first column in an output."""
+
+    @property
+    def grad_columns(self) -> Sequence[int]:
+        """Per feature, its first column in the matrix of gradients."""
+
+
+G = TypeVar("G", bound=Grouped)
+
+
+class GroupRows(Generic[G]):
     """The rows of one group, as the kernels take them.
 
     Args:
@@ -30,7 +66,7 @@ class GroupRows:
         output_dim: Columns of an output.
     """
 
-    def __init__(self, group: Group, arena: Arena, output_dim: int) -> None:
+    def __init__(self, group: G, arena: Arena, output_dim: int) -> None:
         device = arena.weights.device
         self.group = group
         self.arena = arena
@@ -84,14 +120,32 @@ class GroupRows:
             of_ranks = dataclasses.replace(bags, is_single=is_single)
             self.pool(of_ranks, told, torch.arange(told.numel() + 1, device=outputs.device))
 
-    def step(self, bags: JoinedBags, grads: Tensor, width: int, places: Tensor | None) -> None:
+    def step(
+        self,
+        bags: JoinedBags,
+        grads: Tensor,
+        width: int,
+        places: Tensor | None,
+        is_allowed: Tensor | None = None,
+    ) -> Tensor | None:
         """Steps the rows of ``bags``; ``grads`` is this rank's matrix, ``width`` columns.
 
         Before, it writes the gradients of weights to ``places``, where there are some.
+
+        Args:
+            bags: Ids within the tables.
+            grads: ``[B, width]`` f32.
+            width: Columns of ``grads``.
+            places: ``[E]`` i64, addresses of gradients of weights, or None.
+            is_allowed: ``[1]`` bool; where it is false no row is stepped. None: all are.
+
+        Returns:
+            ``[1]`` on the device, the number of the last row that is stepped, from 0; -1 where
+            none is. None without an id.
         """
         arena, count = self.arena, bags.indices.numel()
         if count == 0:
-            return
+            return None
         lengths = torch.diff(bags.offsets)
         samples = lengths.numel() // len(self.group.features)
         bag = torch.repeat_interleave(lengths, output_size=count)
@@ -111,6 +165,8 @@ class GroupRows:
             row_total=arena.weights.shape[0],
             grad_total=grads.numel(),
         )
+        if is_allowed is not None:
+            leave_out(uses, is_allowed)
         numbers = StepNumbers(
             kind=optimizer.kind,
             lr=float(optimizer.lr),
@@ -128,3 +184,4 @@ class GroupRows:
             numbers,
             is_aligned=is_aligned,
         )
+        return uses.row_of_use[-1:]

@@ -55,7 +55,7 @@ class AskedRows:
         return [of_rank[rank] for of_rank in self.counts]
 
 
-class RowWiseRows(GroupRows):
+class RowWiseRows(GroupRows[Group]):
     """The rows of a group of row-wise tables.
 
     Args:
@@ -210,7 +210,7 @@ class RowInbox:
             words = words[dim * count :]
 
 
-def rows_of(group: Group, arena: Arena, output_dim: int, rank: int) -> GroupRows:
+def rows_of(group: Group, arena: Arena, output_dim: int, rank: int) -> GroupRows[Group]:
     """Returns the rows of any group, as the kernels take them.
 
     Args:

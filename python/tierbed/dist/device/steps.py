@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tierbed.dist.device.batch import check_batch
 from tierbed.dist.device.group_rows import WORDS_PER_STORE, GroupRows
-from tierbed.dist.device.plan import DevicePlan
+from tierbed.dist.device.plan import DevicePlan, Group
 from tierbed.dist.device.row_wise import AskedRows
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.device.weight_swap import WeightSwap
@@ -76,7 +76,7 @@ class DeviceSteps(abc.ABC):
         columns = [plan.output_dim, *itertools.chain.from_iterable(runs)]
         self._has_aligned_runs = all(column % WORDS_PER_STORE == 0 for column in columns)
         self._dim_max = max(group.dim for groups in plan.groups for group in groups)
-        self._launches: list[GroupRows] = []
+        self._launches: list[GroupRows[Group]] = []
         self._kept: dict[int, KeptStep] = {}
         self._step = 0
         self._failure: str | None = None

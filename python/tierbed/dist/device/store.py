@@ -15,7 +15,7 @@ from tierbed.dist.held import CHUNK_ROWS, Held, initial_rows
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.train.store_rows import RowVisitor
 
-__all__ = ["Arena", "DeviceStore"]
+__all__ = ["Arena", "DeviceStore", "HeldArena"]
 
 # Threads that make initial rows of a table, at most.
 INITIAL_THREADS_MAX = 8
@@ -29,7 +29,6 @@ class Arena:
         weights: ``[N, dim]`` f32.
         state: ``[N, S]`` f32, ``S`` of the optimizer.
         use_counts: ``[N]`` i32, how many steps touched each row.
-        is_written: ``[N]`` bool, rows that came from elsewhere.
         optimizer: What steps them.
         first_rows: Where each table begins.
     """
@@ -37,9 +36,19 @@ class Arena:
     weights: Tensor
     state: Tensor
     use_counts: Tensor
-    is_written: Tensor
     optimizer: Optimizer
     first_rows: list[int]
+
+
+@dataclass(kw_only=True)
+class HeldArena(Arena):
+    """An arena of whole tables.
+
+    Args:
+        is_written: ``[N]`` bool, rows that came from elsewhere.
+    """
+
+    is_written: Tensor
 
 
 class DeviceStore:
@@ -74,7 +83,7 @@ class DeviceStore:
         if str(self._device) == "cuda":
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._seed = seed
-        self._tables: dict[str, tuple[Held, Arena, int]] = {}
+        self._tables: dict[str, tuple[Held, HeldArena, int]] = {}
         self._steps: dict[str, int] = {}
 
     @property
@@ -92,7 +101,7 @@ class DeviceStore:
         """True: a backward steps the rows."""
         return True
 
-    def add_tables(self, tables: Sequence[Held], optimizer: Optimizer) -> Arena:
+    def add_tables(self, tables: Sequence[Held], optimizer: Optimizer) -> HeldArena:
         """Makes room for tables of one dim, one behind the other, and writes their initial rows.
 
         Args:
@@ -129,7 +138,7 @@ class DeviceStore:
             firsts.append(firsts[-1] + len(held.rows))
         row_count, dim = firsts.pop(), len(tables[0].columns)
         shape = (row_count, optimizer.state_words(dim))
-        arena = Arena(
+        arena = HeldArena(
             weights=torch.empty((row_count, dim), device=self._device),
             state=torch.full(shape, optimizer.state_init, device=self._device),
             use_counts=torch.zeros(row_count, dtype=torch.int32, device=self._device),
@@ -281,7 +290,7 @@ class DeviceStore:
         for _, arena, _ in self._tables.values():
             arena.optimizer = arena.optimizer.with_lr(lr)
 
-    def _span(self, table: str, first_row: int, row_count: int) -> tuple[Arena, slice]:
+    def _span(self, table: str, first_row: int, row_count: int) -> tuple[HeldArena, slice]:
         if table not in self._tables:
             known = list(self._tables)
             raise InvalidError(f"no table {table!r}; the store has {known}", {"table": table})

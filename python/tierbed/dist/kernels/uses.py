@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tierbed.dist.kernels.launch import launch
 
-__all__ = ["Uses", "list_uses_kernel", "sort_uses"]
+__all__ = ["Uses", "leave_out", "list_uses_kernel", "sort_uses"]
 
 # Uses of a program.
 USES = 1024
@@ -135,6 +135,16 @@ def sort_uses(
         num_warps=4,
     )
     return uses
+
+
+def leave_out(uses: Uses, is_allowed: Tensor) -> None:
+    """Lets ``uses`` be none where ``is_allowed`` ``[1]`` bool is false; the host waits for nothing.
+
+    No row is stepped then, and no use is counted.
+    """
+    uses.bounds.mul_(is_allowed)
+    last = uses.row_of_use[-1:]
+    last.copy_(torch.where(is_allowed, last, -1))
 
 
 def _word(total: int) -> torch.dtype:
