@@ -48,6 +48,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_PYTHON_DOWNLOADS := never
 # An environment that happens to be active must not be mistaken for ours.
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONPATH PYTHONHOME
+# Tests start hundreds of processes: without bytecode on disk each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # CI=true: no colours, no progress bars.
 ifeq ($(CI),true)
