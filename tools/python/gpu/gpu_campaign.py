@@ -87,7 +87,9 @@ PREDICTIONS = (
     Prediction("step", {"load": "weak"}, "sgd_ms", 12.0, 19.0),
     Prediction("end_to_end", {"way": "ids_on_device"}, "samples_per_s", 1.7e5, 3.3e5),
     Prediction("end_to_end", {"way": "rows_on_host"}, "samples_per_s", 3.3e5, 5.5e5),
+    Prediction("end_to_end", {"way": "windows_on_device"}, "samples_per_s", 1.5e6, 5e6, aim=3e6),
     Prediction("end_to_end_ratios", {}, "rows_on_host_vs_ids_on_device", 1.5, 3.2),
+    Prediction("end_to_end_ratios", {}, "windows_on_device_vs_rows_on_device", 0.3, 0.8, aim=0.5),
 )
 
 
