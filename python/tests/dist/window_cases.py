@@ -109,7 +109,7 @@ def both(run: Any) -> None:
 
 def steps_on_device(training: Training) -> int:
     serving = training.emb._binding.windows
-    return 0 if serving is None else serving.serial
+    return 0 if serving is None else serving.begun_count
 
 
 def bits() -> None:

@@ -99,15 +99,33 @@ class Link:
         """As :meth:`host_floats`, ``[count]`` of integers."""
         return self._streams.host_numbers(count, dtype)
 
-    def begin_copy(self, tensor: Tensor, host: Tensor) -> None:
-        """Begins to copy a result of the current stream to ``host``, memory of somebody else."""
+    def copy_up(self, host: Tensor, device: Tensor, after: Any) -> None:
+        """Copies ``host`` to ``device`` for the current stream, both memory of somebody else.
+
+        Args:
+            host: It stays as it is until the device has done with it.
+            device: Of the same shape.
+            after: An event of :meth:`mark` that the copy follows, or None.
+        """
+        streams = self._streams
+        if after is not None:
+            streams.wait(self._up, after)
+        streams.copy_into(self._up, host, device)
+        streams.wait(streams.current(), streams.record(self._up))
+
+    def copy_down(self, device: Tensor, host: Tensor) -> Any:
+        """Begins to copy a result of the current stream, both memory of somebody else.
+
+        Returns:
+            An event: that it is there.
+        """
         streams = self._streams
         streams.wait(self._down, streams.record(streams.current()))
-        streams.copy_into(self._down, tensor, host)
-        streams.keep(tensor, self._down)
+        streams.copy_into(self._down, device, host)
+        return streams.record(self._down)
 
     def finish_copies(self) -> None:
-        """Waits until all that was begun by :meth:`begin_copy` is there."""
+        """Waits until all that was begun by :meth:`copy_down` is there."""
         self._streams.finish(self._streams.record(self._down))
 
     def mark(self) -> Any:

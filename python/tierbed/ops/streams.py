@@ -48,8 +48,8 @@ class Streams(Protocol):
     def copy_down(self, stream: Any, source: Tensor) -> Tensor:
         """Has ``stream`` copy memory of the device to new host memory, which is returned."""
 
-    def copy_into(self, stream: Any, source: Tensor, host: Tensor) -> None:
-        """Has ``stream`` copy memory of the device to ``host``, which somebody else owns."""
+    def copy_into(self, stream: Any, source: Tensor, target: Tensor) -> None:
+        """Has ``stream`` copy memory between host and device, both of which somebody else owns."""
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         """Keeps memory of the device from being used anew before ``stream`` has done with it."""
@@ -101,9 +101,9 @@ class HostStreams:
         """As :meth:`Streams.copy_down`."""
         return source.clone()
 
-    def copy_into(self, stream: None, source: Tensor, host: Tensor) -> None:
+    def copy_into(self, stream: None, source: Tensor, target: Tensor) -> None:
         """As :meth:`Streams.copy_into`."""
-        host.copy_(source)
+        target.copy_(source)
 
     def keep(self, tensor: Tensor, stream: None) -> None:
         """As :meth:`Streams.keep`."""
@@ -172,10 +172,10 @@ class CudaStreams:
             host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             return host.copy_(source, non_blocking=True)
 
-    def copy_into(self, stream: torch.cuda.Stream, source: Tensor, host: Tensor) -> None:
+    def copy_into(self, stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> None:
         """As :meth:`Streams.copy_into`."""
         with torch.cuda.stream(stream):
-            host.copy_(source, non_blocking=True)
+            target.copy_(source, non_blocking=True)
 
     def keep(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """As :meth:`Streams.keep`."""

@@ -190,8 +190,8 @@ class Store(StoreReports):
                 CUDA device, with the same numbers; in other orders they stay on the host. Outputs
                 of collections go there. With one shard, and with SGD, Adagrad or RowWiseAdagrad.
                 ``"cpu"`` runs the kernels in Triton's interpreter, for tests.
-            hbm_budget: Bytes of the device's memory for rows: two windows, each at most a third of
-                ``dram_budget``, and 128 MiB. By default half of what is free there.
+            hbm_budget: Bytes of the device's memory: two windows, and 128 MiB for copies. By
+                default half of what is free there.
             seed: From it come the initial rows of every table.
 
         Raises:

@@ -78,9 +78,6 @@ class WindowBatches:
         self._of = of
         self._numbers: list[Numbers] = [(0.0, 0.0, 0.0)] * len(of.tables)
         self._kept: dict[int, RankBatch] = {}
-        # Launches over the window of `_serial`, by which features have equal numbers.
-        self._serial = -1
-        self._launches: dict[tuple[int, ...], list[Launch]] = {}
 
     def look_up(self, bags: Bags) -> tuple[Tensor, int] | None:
         """Looks up the next batch of the plan; None when ``bags`` are not that.
@@ -207,14 +204,14 @@ class WindowBatches:
 
     def _launches_of(self, numbers: list[Numbers]) -> list[Launch]:
         """Returns the launches of the current window, of features that are stepped alike."""
-        window = self._windows.window
-        if self._serial != self._windows.serial:
-            self._serial, self._launches = self._windows.serial, {}
-        known: dict[Numbers, int] = {}
-        alike = tuple(known.setdefault(of_feature, len(known)) for of_feature in numbers)
-        if alike not in self._launches:
-            self._launches[alike] = launches_of(self._of, numbers, window)
-        return self._launches[alike]
+        window, known = self._windows.window, self._windows.launches
+        numbered: dict[Numbers, int] = {}
+        alike = tuple(numbered.setdefault(of_feature, len(numbered)) for of_feature in numbers)
+        key = (id(self), alike)
+        if key not in known:
+            known[key] = launches_of(self._of, numbers, window)
+        launches: list[Launch] = known[key]
+        return launches
 
 
 def batches_of(binding: Binding) -> WindowBatches | None:

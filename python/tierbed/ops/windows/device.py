@@ -35,12 +35,34 @@ if TYPE_CHECKING:
 
 __all__ = ["WindowsOnDevice", "windows_on"]
 
-# Chunks on their way in both directions.
-CHUNKS_MAX = 4
+# Chunks that have memory: two on their way in each direction.
+STAGED = 4
 # Most kinds of rows of a store.
 KINDS_MAX = 256
 # Budget of a CPU that stands in for a device.
 CPU_BYTES = 1 << 30
+
+
+class Staging:
+    """Memory of the device that records go through, two pieces in turn.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._parts = [torch.empty(CHUNK_WORDS, device=device) for _ in range(2)]
+        self._free_after: list[Any] = [None, None]
+
+    def next(self, like: Tensor) -> tuple[Tensor, Any]:
+        """Returns memory of the shape of ``like``, and the event after which it is free."""
+        self._parts.reverse()
+        self._free_after.reverse()
+        return self._parts[0][: like.numel()].view(like.shape), self._free_after[0]
+
+    def note(self, event: Any) -> None:
+        """Notes after which event that memory is free again."""
+        self._free_after[0] = event
 
 
 class WindowsOnDevice:
@@ -54,8 +76,10 @@ class WindowsOnDevice:
     def __init__(self, link: Link, budget_bytes: int) -> None:
         self.link = link
         self.budget_bytes = budget_bytes
-        self.serial = 0
-        """Counts windows that came to the device."""
+        self.begun_count = 0
+        """Windows that came to the device."""
+        self.launches: dict[Any, Any] = {}
+        """What collections launch over the rows of the current window."""
         self._kinds: dict[int, Kind] = {}
         self._memory: list[Tensor] = []
         self._registered: list[int] = []
@@ -130,7 +154,7 @@ class WindowsOnDevice:
         words = max(words for _, words in windows)
         # The parts of each kind begin at lines of their own.
         words += 3 * LINE_WORDS * KINDS_MAX
-        least = 4 * (2 * words + CHUNKS_MAX * CHUNK_WORDS)
+        least = 4 * (2 * words + STAGED * CHUNK_WORDS)
         if least > self.budget_bytes:
             raise InvalidError(
                 f"two windows take {least} bytes of the device, more than hbm_budget "
@@ -140,6 +164,7 @@ class WindowsOnDevice:
         self._memory = [
             torch.empty(words, dtype=torch.float32, device=self.device) for _ in windows
         ]
+        self._going_up, self._coming_down = Staging(self.device), Staging(self.device)
         self._registered = [
             address for address, words in windows if self.link.register(address, 4 * words)
         ]
@@ -177,11 +202,12 @@ class WindowsOnDevice:
     def close(self) -> None:
         """Forgets the memory of the host, which is about to be freed."""
         with self.in_order():
-            self.link.begin_copy(self.counts, torch.empty_like(self.counts, device="cpu"))
-        self.link.finish_copies()
+            self.link.to_host(self.counts).wait()
         for address in self._registered:
             self.link.unregister(address)
         self._registered, self._memory, self._window = [], [], None
+        self.launches.clear()
+        del self._going_up, self._coming_down
 
     # ------------------------------------------------------------
 
@@ -190,15 +216,23 @@ class WindowsOnDevice:
         window = Window(self._memory[0], tables, self._kinds)
         host = host_floats(words)
         for rows, first, records in window.chunks(host):
-            rows.put(first, self.link.to_device(records))
+            staged, free_after = self._going_up.next(records)
+            self.link.copy_up(records, staged, free_after)
+            rows.put(first, staged)
+            self._going_up.note(self.link.mark())
         self._window = window
-        self.serial += 1
+        self.launches.clear()
+        self.begun_count += 1
         return window
 
     def _give_back(self, window: Window, words: Memory) -> None:
         host = host_floats(words)
         for rows, first, records in window.chunks(host):
-            self.link.begin_copy(rows.records(first, len(records)), records)
+            staged, free_after = self._coming_down.next(records)
+            if free_after is not None:
+                self.link.follow(free_after)
+            rows.give(first, staged)
+            self._coming_down.note(self.link.copy_down(staged, records))
 
     def _finish(self) -> int:
         """Waits for rows on their way to the host.

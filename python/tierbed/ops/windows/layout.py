@@ -71,15 +71,13 @@ class RowsOfKind:
         self.state[rows].copy_(records[:, dim:-1])
         self.use_counts[rows].copy_(records.view(torch.int32)[:, -1])
 
-    def records(self, first: int, count: int) -> Tensor:
-        """Returns rows ``first..`` as records ``[count, record_words]``."""
-        rows = slice(first, first + count)
-        dim, words = self.weights.shape[1], self.weights.shape[1] + self.state.shape[1] + 1
-        records = torch.empty((count, words), dtype=torch.float32, device=self.weights.device)
+    def give(self, first: int, records: Tensor) -> None:
+        """Writes rows ``first..`` to ``records`` ``[n, record_words]``."""
+        rows = slice(first, first + len(records))
+        dim = self.weights.shape[1]
         records[:, :dim] = self.weights[rows]
         records[:, dim:-1] = self.state[rows]
         records.view(torch.int32)[:, -1] = self.use_counts[rows]
-        return records
 
     def take(self, to: Tensor, other: RowsOfKind, at: Tensor) -> None:
         """Copies rows ``at`` of ``other`` to rows ``to``."""
