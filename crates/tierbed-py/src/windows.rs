@@ -14,7 +14,7 @@ use crate::ending::attached;
 use crate::errors::to_python;
 use crate::tensors::Tensor;
 
-/// A `tierbed.windows.device.WindowsOnDevice`.
+/// A `tierbed.ops.windows.device.WindowsOnDevice`.
 #[derive(Debug)]
 pub(crate) struct PythonWindows(Py<PyAny>);
 
@@ -78,9 +78,8 @@ impl DeviceWindows for PythonWindows {
 
     fn advance(&self, change: WindowChange<'_>) -> Result<u64> {
         let WindowChange { ended, begun, carried } = change;
-        let pairs: Vec<u32> = carried.iter().flat_map(|row| [row.from, row.to]).collect();
-        let pairs_at = (pairs.as_ptr() as usize, carried.len());
-        let arguments = (address(ended), address(begun.words), tables(begun), pairs_at);
+        let pairs = (carried.as_ptr() as usize, carried.len());
+        let arguments = (address(ended), address(begun.words), tables(begun), pairs);
         self.call("advance", |object| object.call_method1("advance", arguments)?.extract())
     }
 

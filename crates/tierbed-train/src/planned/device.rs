@@ -35,8 +35,9 @@ pub struct HostWindow<'a> {
     pub tables: &'a [WindowTable],
 }
 
-/// A row that a window shares with the one before: its entries in both.
+/// A row that a window shares with the one before: its entries in both, as two words.
 #[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub struct Carried {
     /// Entry in the window that ends.
     pub from: u32,

@@ -151,6 +151,7 @@ class WindowsOnDevice:
         Raises:
             InvalidError: They do not fit the budget.
         """
+        assert not self._memory, "the windows of two engines are on one device"
         words = max(words for _, words in windows)
         # The parts of each kind begin at lines of their own.
         words += 3 * LINE_WORDS * KINDS_MAX
