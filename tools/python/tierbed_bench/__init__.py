@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tierbed._util.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from tierbed_bench.big import BigOptions, run_big
     from tierbed_bench.cluster import ClusterOptions, run_cluster
     from tierbed_bench.exchange import ExchangeOptions, run_exchange
     from tierbed_bench.fresh import FreshOptions, run_fresh
@@ -26,6 +27,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "big": "BigOptions run_big",
             "cluster": "ClusterOptions run_cluster",
             "exchange": "ExchangeOptions run_exchange",
             "fresh": "FreshOptions run_fresh",
@@ -41,6 +43,7 @@ else:
     )
 
 __all__ = [
+    "BigOptions",
     "ClusterOptions",
     "ExchangeOptions",
     "FreshOptions",
@@ -51,6 +54,7 @@ __all__ = [
     "ServingOptions",
     "TiersOptions",
     "TrainingOptions",
+    "run_big",
     "run_cluster",
     "run_exchange",
     "run_fresh",

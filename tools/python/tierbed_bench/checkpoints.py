@@ -32,7 +32,7 @@ from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive
 from tierbed.dist.checkpoint_files import STREAMS
 from tierbed.errors import InvalidError
-from tierbed_bench.common import ratio
+from tierbed_bench.common import process_bytes, ratio
 from tierbed_bench.seaweedfs import seaweedfs
 from tierbed_bench.suite import write_suite
 
@@ -78,13 +78,13 @@ class _Times:
     def run(self, work: Callable[[], None], *, counts: bool) -> None:
         """Runs a round."""
         Path("/proc/self/clear_refs").write_text("5")
-        before = _resident("VmHWM")
+        before = process_bytes("VmHWM")
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         work()
         if counts:
             self.seconds.append(time.perf_counter() - wall_s)
             self.cpu_s.append(time.process_time() - cpu_s)
-            self.peak_bytes = max(self.peak_bytes, _resident("VmHWM") - before)
+            self.peak_bytes = max(self.peak_bytes, process_bytes("VmHWM") - before)
 
 
 def run_checkpoints(out: Path, options: CheckpointOptions, json_path: Path | None = None) -> Path:
@@ -281,10 +281,3 @@ def _train(store: Any, rows: int, seed: int) -> None:
         weights = torch.randn(count, DIM, generator=generator)
         used = torch.ones(count, dtype=torch.int64)
         store.write_rows("item", first, weights, weights.square(), used)
-
-
-def _resident(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError(f"the kernel tells {name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,8 +19,10 @@ __all__ = [
     "flat_counters",
     "interleave",
     "percentile",
+    "process_bytes",
     "ratio",
     "zipf_batches",
+    "zipf_ranks",
 ]
 
 
@@ -87,7 +90,7 @@ def zipf_batches(
         columns = []
         for rows in features.values():
             uniform = torch.rand(batch_size, generator=generator, dtype=torch.float64)
-            rank = _zipf_rank(uniform, rows, skew)
+            rank = zipf_ranks(uniform, rows, skew)
             columns.append(rank * 2_654_435_761 % rows)
         batches.append(
             KeyedJaggedTensor(
@@ -97,8 +100,14 @@ def zipf_batches(
     return batches
 
 
-def _zipf_rank(uniform: torch.Tensor, rows: int, skew: float) -> torch.Tensor:
-    """Inverts the continuous power law on ``[1, rows + 1)``."""
+def zipf_ranks(uniform: torch.Tensor, rows: int, skew: float) -> torch.Tensor:
+    """Returns ranks from 0, the most popular, by the continuous power law on ``[1, rows + 1)``.
+
+    Args:
+        uniform: Numbers from 0 to 1, f64.
+        rows: How many ranks there are.
+        skew: Exponent of the popularity.
+    """
     if abs(skew - 1.0) < 1e-9:
         rank = torch.exp(uniform * torch.log(torch.tensor(rows + 1.0, dtype=torch.float64)))
     else:
@@ -138,3 +147,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Returns the value below which ``share`` of ``values`` lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def process_bytes(name: str) -> int:
+    """Returns what the kernel counts of this process.
+
+    Args:
+        name: As in ``/proc/self/status``: ``VmRSS`` for memory now, ``VmHWM`` for the most.
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"the kernel tells {name}")

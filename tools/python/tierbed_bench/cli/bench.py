@@ -13,6 +13,7 @@ from tierbed._util.bytes import parse_bytes
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut
 from tierbed.cli.settings import numbers, words
+from tierbed_bench.big import BigOptions, run_big
 from tierbed_bench.checkpoints import CheckpointOptions, run_checkpoints
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.cluster import ClusterOptions, run_cluster
@@ -225,6 +226,20 @@ def cores(
     _told(run_cores(out, wanted, json))
 
 
+def big(
+    *,
+    options: Annotated[BigOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Measure tables larger than memory, phase by phase, next to a tenth of their size.
+
+    It takes most of an hour and most of the disk; `--size 4GiB` is a few minutes. Each phase is a
+    line of OUT/big.jsonl when it ends.
+    """
+    _told(run_big(out, options, json))
+
+
 def exchange(
     *,
     options: Annotated[ExchangeOptions, Fields()],
@@ -322,6 +337,7 @@ for suite in (
     placement,
     shards,
     cores,
+    big,
     exchange,
     serve,
     fresh,

@@ -1,0 +1,266 @@
+"""All phases of ``bench big`` at one size, in an order that deletes what is no longer needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tierbed_bench import big_room
+from tierbed_bench.big_data import Shape
+from tierbed_bench.big_process import Kill, Outcome, run_phase
+
+__all__ = ["PARTS", "OneSize", "Wanted"]
+
+Row = dict[str, Any]
+PARTS = ("training", "windows", "serving")
+#: Times the memory of the run whose rows must be equal.
+MORE_BUDGET = 10
+#: Checkpoints in an epoch; what was overwritten since the last one takes disk.
+CHECKPOINTS = 16
+HEAD_ROWS = "1%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is measured at every size.
+
+    Args:
+        budget_bytes: Memory of a store.
+        seconds: Of phases that are bounded by time.
+        queries: Of the log to place by.
+        parts: Which parts.
+        kept: File that gets every row as it comes.
+    """
+
+    budget_bytes: int
+    seconds: float
+    queries: int
+    parts: tuple[str, ...]
+    kept: Path
+
+
+@dataclass
+class OneSize:
+    """The phases at one size.
+
+    Args:
+        label: ``smaller`` or ``full``.
+        shape: Of the tables.
+        folder: For all files; removed at the end by the caller.
+        wanted: What is measured.
+    """
+
+    label: str
+    shape: Shape
+    folder: Path
+    wanted: Wanted
+    rows: list[Row] = field(default_factory=list)
+    curves: dict[str, list[list[float]]] = field(default_factory=dict)
+    torch_bytes: int = 0
+
+    def run(self) -> None:
+        """Runs all parts that are wanted."""
+        self.torch_bytes = int(self._phase("torch", "", has_model=False)["peak_rss_bytes"])
+        parts = self.wanted.parts
+        needed = big_room.forward_bytes(self.shape)
+        if "training" in parts and self._has_room("training", needed):
+            self._training()
+        if "windows" in parts and self._fill("cold"):
+            self._phase("window", "cold", store="cold", seconds=self.wanted.seconds)
+            self._delete("cold")
+        if ("windows" in parts or "serving" in parts) and self._fill("file"):
+            if "windows" in parts:
+                self._phase("window", "file", store="file", seconds=self.wanted.seconds)
+                self._export()
+                self._phase("verify", "file", store="file")
+            if "serving" in parts:
+                self._serving()
+            self._delete("file")
+
+    # ------------------------------------------------------------ one phase
+
+    def _phase(self, phase: str, variant: str, kill: Kill | None = None, **given: Any) -> Row:
+        given.setdefault("budget_bytes", self.wanted.budget_bytes)
+        name = f"{phase} {variant}".strip()
+        begun_s = time.perf_counter()
+        outcome = run_phase(
+            phase, self.shape, self.folder, given, label=f"{self.label}, {name}", kill=kill
+        )
+        outcome.row["phase_s"] = time.perf_counter() - begun_s
+        return self._kept(phase, variant, given, outcome)
+
+    def _kept(self, phase: str, variant: str, given: Row, outcome: Outcome) -> Row:
+        row: Row = {
+            "size": self.label,
+            "table_bytes": self.shape.table_bytes,
+            "phase": phase,
+            "variant": variant,
+            **outcome.row,
+            "disk_peak_bytes": outcome.disk_peak_bytes,
+            "disk_peak_by_rows": outcome.disk_peak_bytes / self.shape.table_bytes,
+        }
+        if outcome.is_killed:
+            row["is_killed"] = True
+        elif phase not in ("torch", "place", "serve"):
+            over = row["peak_rss_bytes"] - int(given["budget_bytes"]) - self.torch_bytes
+            row["rss_over_budget_and_torch_bytes"] = over
+        if phase == "place" and not outcome.is_killed:
+            row["memory_bytes_per_row"] = (row["peak_rss_bytes"] - self.torch_bytes) / row["rows"]
+        if outcome.curve:
+            self.curves[f"{self.label} {phase} {variant}".strip()] = outcome.curve
+        return self._add(row)
+
+    def _add(self, row: Row) -> Row:
+        self.rows.append(row)
+        with self.wanted.kept.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return row
+
+    def _skipped(self, phase: str, variant: str, reason: str) -> None:
+        self._add(
+            {
+                "size": self.label,
+                "table_bytes": self.shape.table_bytes,
+                "phase": phase,
+                "variant": variant,
+                "skipped": reason,
+            }
+        )
+
+    def _has_room(self, phase: str, needed_bytes: int, variant: str = "") -> bool:
+        free = big_room.free_bytes(self.folder)
+        if needed_bytes <= free:
+            return True
+        self._skipped(
+            phase, variant, f"needs {needed_bytes:,} bytes of disk, and {free:,} are left"
+        )
+        return False
+
+    def _delete(self, name: str) -> None:
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    # ------------------------------------------------------------ training
+
+    @property
+    def _stretch(self) -> int:
+        """Batches of the third epoch, in which processes are killed."""
+        return max(6, min(self.shape.batch_count - 1, self.shape.batch_count // 20))
+
+    def _training(self) -> None:
+        count = self.shape.batch_count
+        saves = [count * at // CHECKPOINTS for at in range(1, CHECKPOINTS)]
+        self._phase("plan", "forward")
+        for epoch in ("epoch 1", "epoch 2"):
+            last = self._phase("epoch", epoch, checkpoints=saves)
+        self._kills(float(last["checkpoint_s"]))
+        digest = self._phase("scan", "after kills")["digest"]
+        dense = int(self._phase("torch", "model", has_model=True)["peak_rss_bytes"])
+        plain, self.torch_bytes = self.torch_bytes, dense
+        self._phase("model", "forward", seconds=self.wanted.seconds)
+        self.torch_bytes = plain
+        self._phase("verify", "forward")
+        self._publish_forward(digest)
+        self._delete("forward")
+        more: Row = {"store": "reference", "budget_bytes": MORE_BUDGET * self.wanted.budget_bytes}
+        name = f"{MORE_BUDGET} times the budget"
+        self._phase("plan", name, **more)
+        for epoch in ("epoch 1", "epoch 2"):
+            self._phase("epoch", f"{epoch}, {name}", checkpoints=saves, **more)
+        self._phase("epoch", f"epoch 3, {name}", until=self._stretch, **more)
+        other = self._phase("scan", name, **more)["digest"]
+        self._delete("reference")
+        self._add(
+            {
+                "size": self.label,
+                "table_bytes": self.shape.table_bytes,
+                "phase": "bits",
+                "variant": f"killed twice, against {name}",
+                "is_equal": digest == other,
+            }
+        )
+
+    def _kills(self, checkpoint_s: float) -> None:
+        """Kills an epoch and a checkpoint, and goes on behind each."""
+        # The killed checkpoint may be whole; even then there is something left to train.
+        half, end = self._stretch // 2 - 1, self._stretch - 2
+        self._phase(
+            "epoch",
+            "killed in an epoch",
+            Kill("reached"),
+            until=end,
+            checkpoints=[half],
+            kill_at=(half + end) // 2,
+        )
+        self._phase(
+            "epoch",
+            "resumed, killed in a checkpoint",
+            Kill("checkpoint", checkpoint_s / 2),
+            until=end,
+        )
+        self._phase("epoch", "resumed", until=self._stretch)
+
+    def _publish_forward(self, digest: str) -> None:
+        """Publishes from the forward order, killed on the way, and looks whether rows changed."""
+        codec = big_room.codec_that_fits(self.shape, self.folder, is_forward=True)
+        if codec is None:
+            needed = big_room.publish_bytes(self.shape, big_room.CODECS[-1], is_forward=True)
+            self._has_room("publish", needed, "forward")
+            return
+        given = {"store": "forward", "snapshot": "published", "codec": codec}
+        self._killed_and_again("publish", "forward", lambda: self._delete("published"), given)
+        self._delete("published")
+        after = self._phase("scan", "after a killed publish")["digest"]
+        self._add(
+            {
+                "size": self.label,
+                "table_bytes": self.shape.table_bytes,
+                "phase": "bits",
+                "variant": "store before and after a killed publish",
+                "is_equal": digest == after,
+            }
+        )
+
+    def _killed_and_again(
+        self, phase: str, variant: str, clean: Callable[[], None], given: Row
+    ) -> Row:
+        self._phase(phase, f"{variant}, killed on the way", Kill("under way"), **given)
+        clean()
+        return self._phase(phase, variant, **given)
+
+    # ------------------------------------------------------------ rows by number
+
+    def _fill(self, store: str) -> bool:
+        if not self._has_room("fill", big_room.filled_bytes(self.shape, store), store):
+            return False
+        self._phase("fill", store, store=store)
+        return True
+
+    def _export(self) -> None:
+        table_bytes = self.shape.table_bytes // self.shape.tables
+        if self._has_room("export", table_bytes, "file"):
+            self._phase("export", "file, one table", store="file")
+
+    def _serving(self) -> None:
+        codec = big_room.codec_that_fits(self.shape, self.folder, is_forward=False)
+        if codec is None:
+            needed = big_room.publish_bytes(self.shape, big_room.CODECS[-1], is_forward=False)
+            self._has_room("publish", needed, "file")
+            return
+        self._phase("place", "one table", queries=self.wanted.queries, codec=codec)
+        given = {
+            "store": "file",
+            "snapshot": "snapshot",
+            "codec": codec,
+            "head_rows": HEAD_ROWS,
+            "placement": str(self.folder / "placement"),
+        }
+        self._killed_and_again("publish", "file", lambda: self._delete("snapshot"), given)
+        self._delete("file")
+        self._phase("serve", "1 % of the tables", seconds=self.wanted.seconds)
+        self._phase("verify_snapshot", "")
+        self._delete("snapshot")

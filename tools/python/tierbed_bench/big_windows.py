@@ -1,0 +1,210 @@
+"""Phases of ``bench big`` on rows that are read by number: fill, window and cold order, publish."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierbed.codec import Codec
+from tierbed.jagged import KeyedJaggedTensor
+from tierbed.serve.snapshot import Snapshot
+from tierbed.tables.exporting import export_tables
+from tierbed.train.lookahead import lookahead
+from tierbed.train.store import Store
+from tierbed_bench.big_data import Shape
+from tierbed_bench.big_worker import Job, Phase, memory, open_store
+
+__all__ = ["PHASES"]
+
+CHUNK_ROWS = 65_536
+#: A window is read whole before its first step, so a short one suits a short measurement.
+WINDOW = 8
+CHECKED_ROWS = 1000
+
+
+def _chunk(shape: Shape, table: int, first: int, block: Tensor) -> Tensor:
+    """Returns rows of a table to fill it with, ``[N, D]``; each chunk has others."""
+    rows = min(CHUNK_ROWS, shape.rows - first)
+    return block[:rows] * (1.0 + (first // CHUNK_ROWS + 17 * table) / 1024)
+
+
+def _fill(job: Job) -> None:
+    """Writes every row of every table by number, and a checkpoint."""
+    shape = job.shape
+    generator = torch.Generator().manual_seed(shape.seed)
+    block = torch.rand(CHUNK_ROWS, shape.dim, generator=generator) - 0.5
+    with open_store(job) as store:
+        bags = shape.bags(store)  # held while its tables are filled
+        begun_s, done = time.perf_counter(), 0
+        for table, name in enumerate(bags.feature_names()):
+            for first in range(0, shape.rows, CHUNK_ROWS):
+                rows = _chunk(shape, table, first, block)
+                store.write_rows(name, first, rows)
+                done += len(rows)
+                job.told.progress(done, shape.row_count, "rows")
+        seconds = time.perf_counter() - begun_s
+        begun_s = time.perf_counter()
+        store.checkpoint("filled", capture_rng=False)
+        checkpoint_s = time.perf_counter() - begun_s
+        stats = store.stats()
+    job.told.row(
+        {
+            "seconds": seconds,
+            "rows": done,
+            "rows_per_s": done / (seconds + checkpoint_s),
+            "bytes_per_s": shape.table_bytes / (seconds + checkpoint_s),
+            "checkpoint_s": checkpoint_s,
+            "disk_bytes": stats["disk_bytes"],
+            **memory(),
+        }
+    )
+
+
+def _window(job: Job) -> None:
+    """Trains by windows for ``seconds``, and a checkpoint."""
+    shape = job.shape
+    begun_s = time.perf_counter()
+    with open_store(job) as store:
+        bags, grad = shape.bags(store), shape.gradient()
+        open_s = time.perf_counter() - begun_s
+        before, begun_s, done = store.stats()["store"], time.perf_counter(), 0
+        numbers = (shape.ids(number) for number in count())
+        restart_s = 0.0
+        for batch in lookahead(numbers, bags, WINDOW):
+            torch.autograd.backward(bags(batch).values(), grad)
+            done += 1
+            seconds = time.perf_counter() - begun_s
+            restart_s = restart_s or open_s + seconds
+            job.told.progress(seconds, float(job.given["seconds"]), "s")
+            if seconds >= float(job.given["seconds"]) and done % WINDOW == 0:
+                break
+        begun_s = time.perf_counter()
+        store.checkpoint("trained", capture_rng=False)
+        checkpoint_s = time.perf_counter() - begun_s
+        stats = store.stats()
+    updates = sum(_distinct(shape, number) for number in range(done))
+    told: dict[str, Any] = {
+        "open_s": open_s,
+        "restart_s": restart_s,
+        "seconds": seconds,
+        "batches": done,
+        "samples_per_s": done * shape.batch / seconds,
+        "ids_per_s": done * shape.batch_ids / seconds,
+        "row_updates": updates,
+        "row_updates_per_s": updates / (seconds + checkpoint_s),
+        "checkpoint_s": checkpoint_s,
+        "disk_bytes": stats["disk_bytes"],
+        **memory(),
+    }
+    after = stats["store"]
+    if "pages_read" in after:
+        read = after["pages_read"] - before["pages_read"]
+        written = after["pages_written"] - before["pages_written"]
+        told["pages_read_per_update"] = read / updates
+        told["pages_written_per_update"] = written / updates
+    job.told.row(told)
+
+
+def _distinct(shape: Shape, number: int) -> int:
+    return sum(len(torch.unique(shape.column(number, table))) for table in range(shape.tables))
+
+
+def _export(job: Job) -> None:
+    """Writes one table into a file of numpy, which is deleted again."""
+    shape, path = job.shape, job.folder / "exported.npy"
+    with open_store(job) as store:
+        begun_s = time.perf_counter()
+        export_tables(
+            store,
+            path,
+            shape.names[0],
+            progress=lambda done, total: job.told.progress(done, total, "rows"),
+        )
+        seconds = time.perf_counter() - begun_s
+    written = path.stat().st_size
+    path.unlink()
+    job.told.row(
+        {
+            "seconds": seconds,
+            "rows": shape.rows,
+            "rows_per_s": shape.rows / seconds,
+            "bytes_per_s": written / seconds,
+            "export_bytes": written,
+            **memory(),
+        }
+    )
+
+
+def _publish(job: Job) -> None:
+    """Publishes a snapshot; tells the moment when a tenth is done."""
+    shape, given = job.shape, job.given
+    target = job.folder / str(given["snapshot"])
+    placed = given.get("placement")
+    is_under_way = False
+
+    def progress(done: int, total: int) -> None:
+        nonlocal is_under_way
+        job.told.progress(done, total, "rows")
+        if 10 * done >= total and not is_under_way:
+            is_under_way = True
+            job.told.moment("under way")
+
+    with open_store(job) as store:
+        begun_s = time.perf_counter()
+        report = store.publish(
+            target,
+            codec=given["codec"],
+            head_rows=given.get("head_rows"),
+            placement=None if placed is None else {shape.names[0]: placed},
+            progress=progress,
+        )
+        seconds = time.perf_counter() - begun_s
+        peak = memory()
+        equal = _are_equal(store, target, str(given["codec"]), shape)
+    job.told.row(
+        {
+            "codec": given["codec"],
+            "seconds": seconds,
+            "rows": report.row_count,
+            "rows_per_s": report.row_count / seconds,
+            "snapshot_bytes": _folder_bytes(target),
+            "index_bytes_per_row": report.index_bytes / report.row_count,
+            "sort_runs": report.sort_run_count,
+            "identity": report.identity,
+            "sample_rows_equal": equal,
+            **peak,
+        }
+    )
+
+
+def _are_equal(store: Store, target: Path, codec: str, shape: Shape) -> bool | None:
+    """Whether rows of the snapshot are those of the store; not asked in forward order."""
+    if store.order()["kind"] == "forward":
+        return None
+    name = shape.names[-1]
+    generator = torch.Generator().manual_seed(shape.seed)
+    ids = torch.randint(shape.rows, (CHECKED_ROWS,), generator=generator)
+    rows = store.gather_rows(name, ids)
+    coder = Codec(codec, shape.dim)
+    with Snapshot.open(target, dram_budget="8GiB") as snapshot:
+        lengths = torch.ones(len(ids), dtype=torch.int64)
+        bags = KeyedJaggedTensor([name], ids, lengths=lengths)
+        return torch.equal(snapshot.lookup(bags).values(), coder.decode(coder.encode(rows)))
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(os.stat(path).st_blocks * 512 for path in folder.iterdir())
+
+
+PHASES: dict[str, Phase] = {
+    "fill": _fill,
+    "window": _window,
+    "export": _export,
+    "publish": _publish,
+}
