@@ -165,7 +165,7 @@ class _Shown:
         if now - self._said_s < LINE_EVERY_S:
             return
         self._said_s = now
-        left_s = (now - self._begun_s) * (total - done) / max(done, 1e-9)
+        left_s = max(0.0, (now - self._begun_s) * (total - done) / max(done, 1e-9))
         line = f"{self._label}: {done:,.0f} of {total:,.0f} {unit}, {left_s:,.0f} s left"
         print(line, file=sys.stderr, flush=True)
 

@@ -26,7 +26,7 @@ RAM_RATIO = 2.5
 #: Disk of a store by the bytes of its records, checkpoints included: of one in forward order
 #: without its plan, and of those whose rows are read by number.
 FORWARD_RATIO = 1.2
-FILLED_RATIOS = {"file": 1.1, "cold": 1.2}
+FILLED_RATIOS = {"file": 1.05, "cold": 1.16}
 #: Beside every ratio: files of small stores are mostly fixed parts.
 FIXED_BYTES = 256 << 20
 #: Left free on the disk, for everybody.

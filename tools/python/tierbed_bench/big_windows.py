@@ -28,23 +28,32 @@ WINDOW = 8
 CHECKED_ROWS = 1000
 
 
-def _chunk(shape: Shape, table: int, first: int, block: Tensor) -> Tensor:
-    """Returns rows of a table to fill it with, ``[N, D]``; each chunk has others."""
-    rows = min(CHUNK_ROWS, shape.rows - first)
-    return block[:rows] * (1.0 + (first // CHUNK_ROWS + 17 * table) / 1024)
+class _Chunks:
+    """Rows to fill tables with; every chunk has others, in the same memory."""
+
+    def __init__(self, shape: Shape) -> None:
+        generator = torch.Generator().manual_seed(shape.seed)
+        self._rows = shape.rows
+        self._block = torch.rand(CHUNK_ROWS, shape.dim, generator=generator) - 0.5
+        self._made = torch.empty_like(self._block)
+
+    def of(self, table: int, first: int) -> Tensor:
+        """Returns the rows of a table from ``first`` on, ``[N, D]``, until the next call."""
+        made = self._made[: min(CHUNK_ROWS, self._rows - first)]
+        factor = 1.0 + (first // CHUNK_ROWS + 17 * table) / 1024
+        return torch.mul(self._block[: len(made)], factor, out=made)
 
 
 def _fill(job: Job) -> None:
     """Writes every row of every table by number, and a checkpoint."""
     shape = job.shape
-    generator = torch.Generator().manual_seed(shape.seed)
-    block = torch.rand(CHUNK_ROWS, shape.dim, generator=generator) - 0.5
+    chunks = _Chunks(shape)
     with open_store(job) as store:
         bags = shape.bags(store)  # held while its tables are filled
         begun_s, done = time.perf_counter(), 0
         for table, name in enumerate(bags.feature_names()):
             for first in range(0, shape.rows, CHUNK_ROWS):
-                rows = _chunk(shape, table, first, block)
+                rows = chunks.of(table, first)
                 store.write_rows(name, first, rows)
                 done += len(rows)
                 job.told.progress(done, shape.row_count, "rows")
