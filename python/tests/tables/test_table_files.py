@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import tierbed as tb
 from tierbed.tables import ExportedTable, ImportedTable, export_tables, find_tables, import_tables
@@ -204,6 +205,31 @@ def test_a_table_larger_than_the_budget_moves_in_chunks(
         import_tables(store, file, "t", chunk_rows=chunk)
         assert written == [chunk] * (2 * rows // chunk)
         assert torch.equal(store.read_rows("t", 0, rows), made)
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.safetensors"])
+def test_what_was_read_of_a_file_is_no_memory_any_more(
+    open_store: Any, tmp_path: Path, name: str
+) -> None:
+    rows = 200_000
+    written = torch.zeros(rows, 64)
+    if name.endswith("npy"):
+        np.save(tmp_path / name, written.numpy())
+    else:
+        save_file({"t.weight": written}, tmp_path / name)
+    size = written.nbytes
+    del written
+    store = open_store("file", dram_budget="16MiB")
+    new_table(store, rows, dim=64)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak_bytes()
+    import_tables(store, tmp_path / name, chunk_rows=8192)
+    assert peak_bytes() - before < size / 2
+
+
+def peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 def test_a_run_that_trains_is_exported_beside_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tierbed.errors import CorruptionError, InvalidError
 from tierbed.tables.found import FoundTable, TableFile, tables_of
-from tierbed.tables.rows import Rows, of_array, of_tensor
+from tierbed.tables.rows import Rows, of_array, of_file, of_tensor
 from tierbed.tables.state import STATE_NAMES
 from tierbed.tables.writing import Report, bytes_of
 
@@ -79,6 +79,9 @@ def npy_rows(path: Path) -> Rows:
     """Returns the array of an npy file as rows."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if mapped.flags.c_contiguous and mapped.size:
+            # Read, not mapped: pages of a map would count as memory until the whole file does.
+            return of_file(path, mapped.shape or (1,), mapped.dtype.str, mapped.offset)
         return of_array(mapped if mapped.shape else mapped.reshape(1))
     except (ValueError, EOFError, TypeError) as error:
         raise CorruptionError(f"{path} is not a whole npy file: {error}") from error
@@ -137,18 +140,20 @@ def _safetensors(path: Path) -> dict[str, Rows]:
         part = file.get_slice(name)
         kind = _KINDS.get(part.get_dtype())
         if kind is not None:
-            found[name] = Rows(tuple(part.get_shape()), kind, _slice_of(file, name))
+            found[name] = Rows(tuple(part.get_shape()), kind, _slice_of(path, name))
     return found
 
 
-def _slice_of(file: Any, name: str) -> Any:
+def _slice_of(path: Path, name: str) -> Any:
     def read(first: int, count: int) -> Tensor:
-        part = file.get_slice(name)
-        if not part.get_shape():
-            single: Tensor = file.get_tensor(name)
-            return single.reshape(1)
-        rows: Tensor = part[first : first + count]
-        return rows
+        # Opened for each read: what was read counts as memory while the file is mapped.
+        with safe_open(str(path), framework="pt") as file:
+            part = file.get_slice(name)
+            if not part.get_shape():
+                single: Tensor = file.get_tensor(name)
+                return single.reshape(1)
+            rows: Tensor = part[first : first + count]
+            return rows
 
     return read
 
