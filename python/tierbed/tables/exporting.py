@@ -115,10 +115,11 @@ def export_tables(
             "safetensors, pt, parquet, npy or dynamicemb",
             {"path": str(target)},
         )
-    found = [table_of(store, name, with_state=state) for name in names]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.parent
+    found = [table_of(store, name, with_state=state, scratch=scratch) for name in names]
     counted = [table.weight for table in found]
     report = Report(sum(table.rows for table in found), chunk_rows, progress, counted)
-    target.parent.mkdir(parents=True, exist_ok=True)
     if is_folder:
         _write_folder(found, target, kind, report)
     else:

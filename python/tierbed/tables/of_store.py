@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from tierbed.config.optim import OPTIMIZERS, Optimizer
 from tierbed.tables.found import FoundTable
 from tierbed.tables.rows import Rows, of_tensor
+from tierbed.tables.scanned import ScannedRows
 from tierbed.tables.state import NEEDS_STEPS, StatePart, state_parts
 from tierbed.train.store import Store
 
@@ -19,7 +21,7 @@ __all__ = ["table_of"]
 _GAP_ROWS = 64
 
 
-def table_of(store: Store, name: str, *, with_state: bool) -> FoundTable:
+def table_of(store: Store, name: str, *, with_state: bool, scratch: Path) -> FoundTable:
     """Returns a table of a store; its rows are read when they are written.
 
     Of an open vocabulary: the rows that ids have, in the order of the rows, and the shared one.
@@ -28,6 +30,7 @@ def table_of(store: Store, name: str, *, with_state: bool) -> FoundTable:
         store: The store.
         name: Name of the table.
         with_state: Whether its optimizer state goes along.
+        scratch: Folder for rows on their way, of a store in forward order.
     """
     schema = store.table(name)
     kind, dim = str(schema["optimizer"]), int(schema["dim"])
@@ -38,6 +41,8 @@ def table_of(store: Store, name: str, *, with_state: bool) -> FoundTable:
         ids, numbers = store.ids(name)
         count = len(numbers)
     reader = _Reader(store, name, numbers, with_state=bool(parts))
+    if store.order()["kind"] == "forward":
+        reader.scanned = ScannedRows(store, name, scratch)
     shared = _Reader(
         store, name, torch.zeros(1, dtype=torch.int64, device="cpu"), with_state=bool(parts)
     )
@@ -70,6 +75,7 @@ class _Reader:
         self._table = table
         self._numbers = numbers
         self._with_state = with_state
+        self.scanned: ScannedRows | None = None
         self._last: tuple[int, int] | None = None
         self._held = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
@@ -93,6 +99,8 @@ class _Reader:
 
     def _fresh(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         store, table = self._store, self._table
+        if self.scanned is not None:
+            return self.scanned.read(first, count)
         if self._numbers is not None:
             wanted = self._numbers[first : first + count].contiguous()
             if not self._with_state:
