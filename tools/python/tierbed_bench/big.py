@@ -31,6 +31,8 @@ from tierbed_bench.suite import write_suite
 __all__ = ["BigOptions", "run_big"]
 
 QUICK_SIZE = "128MiB"
+#: Checkpoints in an epoch of full size; what was overwritten since the last one takes disk.
+CHECKPOINTS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ def run_big(out: Path, options: BigOptions, json_path: Path | None = None) -> Pa
     size_bytes, chosen_by = _size(options, scratch)
     kept = out / "big.jsonl"
     kept.write_text("")
-    wanted = _wanted(options, kept)
+    batches = _shape(options, size_bytes).batch_count
+    wanted = _wanted(options, kept, max(1, batches // CHECKPOINTS))
     sizes: list[OneSize] = []
     labelled = (("smaller", options.smaller), ("full", 1.0))
     for label, share in labelled:
@@ -117,11 +120,12 @@ def _shape(options: BigOptions, table_bytes: int) -> Shape:
     )
 
 
-def _wanted(options: BigOptions, kept: Path) -> Wanted:
+def _wanted(options: BigOptions, kept: Path, checkpoint_batches: int) -> Wanted:
     return Wanted(
         budget_bytes=parse_bytes(options.budget, "budget"),
         seconds=min(options.seconds, 1.0) if options.quick else options.seconds,
         queries=min(options.queries, 50) if options.quick else options.queries,
+        checkpoint_batches=checkpoint_batches,
         parts=options.parts,
         kept=kept,
     )
@@ -148,6 +152,7 @@ def _written(
         "dim": full.dim,
         "batch": full.batch,
         "drawn_share": full.drawn_share,
+        "checkpoint_batches": sizes[-1].wanted.checkpoint_batches,
         "budget": options.budget,
         "torch_threads": 1,
         "seconds": sizes[-1].wanted.seconds,

@@ -16,7 +16,14 @@ RSS_MORE_BYTES = 64 << 20
 KEPT_RATE = 0.85
 
 #: What is compared between sizes, by phase; a rate is better when larger.
-_RATES = ("row_updates_per_s", "samples_per_s", "rows_per_s", "ids_per_s", "bytes_per_s")
+_RATES = (
+    "row_updates_per_s",
+    "step_row_updates_per_s",
+    "samples_per_s",
+    "rows_per_s",
+    "ids_per_s",
+    "bytes_per_s",
+)
 _COSTS = (
     "seconds",
     "restart_s",

@@ -21,8 +21,6 @@ Row = dict[str, Any]
 PARTS = ("training", "windows", "serving")
 #: Times the memory of the run whose rows must be equal.
 MORE_BUDGET = 10
-#: Checkpoints in an epoch; what was overwritten since the last one takes disk.
-CHECKPOINTS = 16
 HEAD_ROWS = "1%"
 
 
@@ -34,6 +32,7 @@ class Wanted:
         budget_bytes: Memory of a store.
         seconds: Of phases that are bounded by time.
         queries: Of the log to place by.
+        checkpoint_batches: Batches between checkpoints, equally many at every size.
         parts: Which parts.
         kept: File that gets every row as it comes.
     """
@@ -41,6 +40,7 @@ class Wanted:
     budget_bytes: int
     seconds: float
     queries: int
+    checkpoint_batches: int
     parts: tuple[str, ...]
     kept: Path
 
@@ -155,8 +155,8 @@ class OneSize:
         return max(6, min(self.shape.batch_count - 1, self.shape.batch_count // 20))
 
     def _training(self) -> None:
-        count = self.shape.batch_count
-        saves = [count * at // CHECKPOINTS for at in range(1, CHECKPOINTS)]
+        every = self.wanted.checkpoint_batches
+        saves = list(range(every, self.shape.batch_count, every))
         self._phase("plan", "forward")
         for epoch in ("epoch 1", "epoch 2"):
             last = self._phase("epoch", epoch, checkpoints=saves)

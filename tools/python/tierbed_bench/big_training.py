@@ -140,6 +140,7 @@ def _epoch(job: Job) -> None:
                 "samples_per_s": len(run.steps_s) * shape.batch / seconds,
                 "row_updates": updates,
                 "row_updates_per_s": updates / seconds,
+                "step_row_updates_per_s": updates / sum(run.steps_s),
                 "loader_s": loader.seconds,
                 "read_bytes_per_update": moved["read_bytes"] / updates,
                 "written_bytes_per_update": moved["write_bytes"] / updates,
