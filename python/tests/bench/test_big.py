@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tierbed.errors import InvalidError, TierbedError
-from tierbed_bench import big_room
+from tierbed_bench import big_room, big_sizes
 from tierbed_bench.big import BigOptions, run_big
 from tierbed_bench.big_data import Batches, Sample, Shape, shape_for
-from tierbed_bench.big_process import Kill, disk_bytes, run_phase
+from tierbed_bench.big_process import Kill, Outcome, disk_bytes, run_phase
 from tierbed_bench.big_report import RSS_MORE_BYTES, checks_of, growth_of, ratios_of
 
 TINY = Shape(rows=1000, tables=2, dim=8, batch=64)
@@ -99,6 +99,7 @@ def test_growth_and_checks_are_those_of_the_rows() -> None:
         a_row("full", "epoch", "epoch 2", row_updates_per_s=80.0, checkpoint_s=3.0),
         a_row("full", "bits", "runs", is_equal=False),
         a_row("full", "publish", "forward", skipped="no room"),
+        a_row("full", "serve", "x", failed="no file"),
         a_row("full", "scan", "x", rss_over_budget_and_torch_bytes=RSS_MORE_BYTES + 1),
     ]
     growth = {(row["phase"], row["measure"]): row for row in growth_of(rows)}
@@ -106,10 +107,11 @@ def test_growth_and_checks_are_those_of_the_rows() -> None:
     assert growth["epoch", "checkpoint_s"]["full_by_smaller"] == pytest.approx(1.5)
     assert growth["bits", "is_equal"]["full"] == "no"
     assert ("publish", "skipped at full size: no room") in growth
+    assert ("serve", "failed at full size: no file") in growth
     assert ratios_of(rows)["epoch_2_full_vs_smaller"] == pytest.approx(0.8)
     assert ratios_of(rows)["serve_full_vs_smaller"] is None
     broken = {(check["check"], check["is_met"]) for check in checks_of(rows)}
-    assert broken == {("rate", False), ("equal bits", False), ("memory", False)}
+    assert broken == {(name, False) for name in ("rate", "equal bits", "memory", "no failure")}
 
 
 def test_a_phase_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
@@ -118,6 +120,28 @@ def test_a_phase_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
         run_phase("epoch", TINY, tmp_path, {**given, "kill_at": "no position"})
     with pytest.raises(TierbedError, match="did not come to its end"):
         run_phase("plan", TINY, tmp_path, given, kill=Kill("never"))
+
+
+def test_a_part_that_fails_is_a_row_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(phase: str, *_: Any, **more: Any) -> Outcome:
+        ran.append(phase)
+        if phase in ("plan", "verify"):
+            raise TierbedError(f"no {phase}")
+        rows = {"peak_rss_bytes": 1, "rows": 1, "digest": "x", "checkpoint_s": 1.0}
+        return Outcome(row=rows, is_killed=more["kill"] is not None)
+
+    monkeypatch.setattr(big_sizes, "run_phase", run)
+    options = BigOptions(size="4MiB", tables=4, quick=True)
+    with pytest.raises(TierbedError, match="phases failed: smaller training, smaller verify"):
+        run_big(tmp_path, options)
+    found = json.loads((tmp_path / "big.json").read_text())
+    failed = [(row["phase"], row["failed"]) for row in found["phases"] if "failed" in row]
+    assert failed == [("training", "no plan"), ("verify", "no verify")] * 2
+    assert "serve" in ran
 
 
 def test_every_phase_runs_at_both_sizes(tmp_path: Path) -> None:

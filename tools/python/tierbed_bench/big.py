@@ -21,7 +21,7 @@ from typing import Any
 from tierbed._util.bytes import format_bytes, parse_bytes
 from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, TierbedError
 from tierbed_bench import big_room
 from tierbed_bench.big_data import Shape, shape_for
 from tierbed_bench.big_report import checks_of, draw, growth_of, ratios_of
@@ -74,7 +74,7 @@ def run_big(out: Path, options: BigOptions, json_path: Path | None = None) -> Pa
 
     Raises:
         InvalidError: Unknown parts, or a size of which nothing can be measured.
-        TierbedError: A phase failed; rows of earlier ones are in ``big.jsonl``.
+        TierbedError: Phases failed; what was measured is written all the same.
     """
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:
@@ -174,4 +174,7 @@ def _written(
     path = write_suite(out, "big", growth, ratios, draw(phases, curves), told)
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
+    failed = [f"{row['size']} {row['phase']}" for row in phases if "failed" in row]
+    if failed:
+        raise TierbedError(f"phases failed: {', '.join(failed)}; see {path} for the reasons")
     return path

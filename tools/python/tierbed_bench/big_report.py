@@ -79,9 +79,10 @@ def growth_of(rows: Sequence[Row]) -> list[Row]:
     for (phase, variant), sizes in _by_phase(rows).items():
         one = {"phase": phase, "variant": variant}
         smaller, full = (sizes.get(label, {}) for label in ("smaller", "full"))
-        skipped = {label: row["skipped"] for label, row in sizes.items() if "skipped" in row}
-        for label, reason in skipped.items():
-            table.append({**one, "measure": f"skipped at {label} size: {reason}"})
+        for label, row in sizes.items():
+            for name in ("skipped", "failed"):
+                if name in row:
+                    table.append({**one, "measure": f"{name} at {label} size: {row[name]}"})
         for name in ("is_equal", "is_killed", "sample_rows_equal"):
             values = [smaller.get(name), full.get(name)]
             if any(value is not None for value in values):
@@ -136,6 +137,8 @@ def checks_of(rows: Sequence[Row]) -> list[Row]:
                     "is_met": over <= RSS_MORE_BYTES,
                 }
             )
+        if "failed" in row:
+            checks.append({**one, "check": "no failure", "is_met": False})
         for name in ("is_equal", "sample_rows_equal"):
             if row.get(name) is not None:
                 checks.append({**one, "check": "equal bits", "is_met": bool(row[name])})

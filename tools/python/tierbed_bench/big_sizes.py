@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tierbed._util.progress import Progress
+from tierbed.errors import TierbedError
 from tierbed_bench import big_room
 from tierbed_bench.big_data import Shape
 from tierbed_bench.big_process import Kill, Outcome, run_phase
@@ -65,23 +66,22 @@ class OneSize:
     torch_bytes: int = 0
 
     def run(self) -> None:
-        """Runs all parts that are wanted."""
+        """Runs all parts that are wanted; one that fails is a row, and the others run."""
         self.torch_bytes = int(self._phase("torch", "", has_model=False)["peak_rss_bytes"])
-        parts = self.wanted.parts
-        needed = big_room.forward_bytes(self.shape)
-        if "training" in parts and self._has_room("training", needed):
-            self._training()
-        if "windows" in parts and self._fill("cold"):
-            self._phase("window", "cold", store="cold", seconds=self.wanted.seconds)
-            self._delete("cold")
-        if ("windows" in parts or "serving" in parts) and self._fill("file"):
-            if "windows" in parts:
-                self._phase("window", "file", store="file", seconds=self.wanted.seconds)
-                self._export()
-                self._phase("verify", "file", store="file")
-            if "serving" in parts:
-                self._serving()
-            self._delete("file")
+        wanted = set(self.wanted.parts)
+        parts: list[tuple[str, set[str], Callable[[], None]]] = [
+            ("training", {"training"}, self._training),
+            ("cold order", {"windows"}, self._cold),
+            ("rows by number", {"windows", "serving"}, self._by_number),
+        ]
+        for name, of_parts, run in parts:
+            if wanted & of_parts:
+                try:
+                    run()
+                except TierbedError as error:
+                    self._note(name, "", failed=str(error))
+                for path in self.folder.iterdir():
+                    self._delete(path.name)
 
     # ------------------------------------------------------------ one phase
 
@@ -124,28 +124,32 @@ class OneSize:
             file.write(json.dumps(row) + "\n")
         return row
 
-    def _skipped(self, phase: str, variant: str, reason: str) -> None:
-        self._add(
-            {
-                "size": self.label,
-                "table_bytes": self.shape.table_bytes,
-                "phase": phase,
-                "variant": variant,
-                "skipped": reason,
-            }
-        )
+    def _note(self, phase: str, variant: str, **found: Any) -> None:
+        """Adds a row that no process measured."""
+        size = {"size": self.label, "table_bytes": self.shape.table_bytes}
+        self._add({**size, "phase": phase, "variant": variant, **found})
+
+    def _try(self, phase: str, variant: str, **given: Any) -> None:
+        """Runs a phase that no later one needs; where it fails, that is its row."""
+        try:
+            self._phase(phase, variant, **given)
+        except TierbedError as error:
+            self._note(phase, variant, failed=str(error))
 
     def _has_room(self, phase: str, needed_bytes: int, variant: str = "") -> bool:
         free = big_room.free_bytes(self.folder)
         if needed_bytes <= free:
             return True
-        self._skipped(
-            phase, variant, f"needs {needed_bytes:,} bytes of disk, and {free:,} are left"
-        )
+        reason = f"needs {needed_bytes:,} bytes of disk, and {free:,} are left"
+        self._note(phase, variant, skipped=reason)
         return False
 
     def _delete(self, name: str) -> None:
-        shutil.rmtree(self.folder / name, ignore_errors=True)
+        path = self.folder / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------ training
 
@@ -155,6 +159,8 @@ class OneSize:
         return max(6, min(self.shape.batch_count - 1, self.shape.batch_count // 20))
 
     def _training(self) -> None:
+        if not self._has_room("training", big_room.forward_bytes(self.shape)):
+            return
         every = self.wanted.checkpoint_batches
         saves = list(range(every, self.shape.batch_count, every))
         self._phase("plan", "forward")
@@ -164,10 +170,13 @@ class OneSize:
         digest = self._phase("scan", "after kills")["digest"]
         dense = int(self._phase("torch", "model", has_model=True)["peak_rss_bytes"])
         plain, self.torch_bytes = self.torch_bytes, dense
-        self._phase("model", "forward", seconds=self.wanted.seconds)
+        self._try("model", "forward", seconds=self.wanted.seconds)
         self.torch_bytes = plain
-        self._phase("verify", "forward")
-        self._publish_forward(digest)
+        self._try("verify", "forward")
+        try:
+            self._publish_forward(digest)
+        except TierbedError as error:
+            self._note("publish", "forward", failed=str(error))
         self._delete("forward")
         more: Row = {"store": "reference", "budget_bytes": MORE_BUDGET * self.wanted.budget_bytes}
         name = f"{MORE_BUDGET} times the budget"
@@ -178,15 +187,7 @@ class OneSize:
         self._phase("epoch", f"epoch 3, {name}", until=self._stretch, **more)
         other = self._phase("scan", name, **more)["digest"]
         self._delete("reference")
-        self._add(
-            {
-                "size": self.label,
-                "table_bytes": self.shape.table_bytes,
-                "phase": "bits",
-                "variant": f"killed twice, against {name}",
-                "is_equal": digest == other,
-            }
-        )
+        self._note("bits", f"killed twice, against {name}", is_equal=digest == other)
 
     def _kills(self, checkpoint_s: float) -> None:
         """Kills an epoch and a checkpoint, and goes on behind each."""
@@ -219,15 +220,7 @@ class OneSize:
         self._killed_and_again("publish", "forward", lambda: self._delete("published"), given)
         self._delete("published")
         after = self._phase("scan", "after a killed publish")["digest"]
-        self._add(
-            {
-                "size": self.label,
-                "table_bytes": self.shape.table_bytes,
-                "phase": "bits",
-                "variant": "store before and after a killed publish",
-                "is_equal": digest == after,
-            }
-        )
+        self._note("bits", "store before and after a killed publish", is_equal=digest == after)
 
     def _killed_and_again(
         self, phase: str, variant: str, clean: Callable[[], None], given: Row
@@ -238,6 +231,20 @@ class OneSize:
 
     # ------------------------------------------------------------ rows by number
 
+    def _cold(self) -> None:
+        if self._fill("cold"):
+            self._phase("window", "cold", store="cold", seconds=self.wanted.seconds)
+
+    def _by_number(self) -> None:
+        if not self._fill("file"):
+            return
+        if "windows" in self.wanted.parts:
+            self._try("window", "file", store="file", seconds=self.wanted.seconds)
+            self._export()
+            self._try("verify", "file", store="file")
+        if "serving" in self.wanted.parts:
+            self._serving()
+
     def _fill(self, store: str) -> bool:
         if not self._has_room("fill", big_room.filled_bytes(self.shape, store), store):
             return False
@@ -247,7 +254,7 @@ class OneSize:
     def _export(self) -> None:
         table_bytes = self.shape.table_bytes // self.shape.tables
         if self._has_room("export", table_bytes, "file"):
-            self._phase("export", "file, one table", store="file")
+            self._try("export", "file, one table", store="file")
 
     def _serving(self) -> None:
         codec = big_room.codec_that_fits(self.shape, self.folder, is_forward=False)
@@ -265,6 +272,6 @@ class OneSize:
         }
         self._killed_and_again("publish", "file", lambda: self._delete("snapshot"), given)
         self._delete("file")
-        self._phase("serve", "1 % of the tables", seconds=self.wanted.seconds)
-        self._phase("verify_snapshot", "")
+        self._try("serve", "1 % of the tables", seconds=self.wanted.seconds)
+        self._try("verify_snapshot", "")
         self._delete("snapshot")
