@@ -201,7 +201,7 @@ def _are_equal(store: Store, target: Path, codec: str, shape: Shape) -> bool | N
     ids = torch.randint(shape.rows, (CHECKED_ROWS,), generator=generator)
     rows = store.gather_rows(name, ids)
     coder = Codec(codec, shape.dim)
-    with Snapshot.open(target, dram_budget="8GiB") as snapshot:
+    with Snapshot.open(target, dram_budget="2GiB") as snapshot:
         lengths = torch.ones(len(ids), dtype=torch.int64)
         bags = KeyedJaggedTensor([name], ids, lengths=lengths)
         return torch.equal(snapshot.lookup(bags).values(), coder.decode(coder.encode(rows)))
