@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tierbed.errors import InvalidError
 from tierbed.tables.found import FoundTable
+from tierbed.tables.numbers import first_repeated
 from tierbed.tables.rows import CHUNK_ROWS, Rows
 from tierbed.tables.tensors import npy_rows
 
@@ -22,14 +23,17 @@ def with_ids(found: FoundTable, path: str | os.PathLike[str]) -> FoundTable:
     return dataclasses.replace(found, ids=npy_rows(Path(path)), has_row_numbers=False)
 
 
-def checked_ids(found: FoundTable, row_count: int | None) -> Tensor | None:
+def checked_ids(
+    found: FoundTable, row_count: int | None, scratch: str | None = None
+) -> Rows | None:
     """Returns the ids of all rows ``[N]`` i64; None where each is the number of its row.
 
-    Takes 16 bytes of memory per id while they are compared.
+    They are read once here, and memory does not grow with them.
 
     Args:
         found: The table.
         row_count: Rows of the table they are for; None: an open vocabulary, which takes any.
+        scratch: Folder with room for 8 bytes of each, where there are many; None: the system's.
 
     Raises:
         InvalidError: No whole numbers, not one per row, one twice, or none of a row.
@@ -45,24 +49,38 @@ def checked_ids(found: FoundTable, row_count: int | None) -> Tensor | None:
         )
     if found.has_row_numbers and is_counting(rows):
         return None
-    ids = torch.cat(
-        [torch.empty(0, dtype=torch.int64, device="cpu"), *(c.long() for c in rows.chunks())]
-    )
-    ordered = ids.sort().values
-    again = torch.nonzero(ordered.diff() == 0)
-    if len(again):
+    seen = _Range()
+    repeated = first_repeated(map(seen.note, rows.chunks()), rows.count, scratch)
+    if repeated is not None:
         raise InvalidError(
-            f"{found.name} has the id {int(ordered[again[0]])} twice; leave one of its rows out",
+            f"{found.name} has the id {repeated} twice; leave one of its rows out",
             {"table": found.name},
         )
-    is_within = not len(ids) or (int(ordered[0]) >= 0 and int(ordered[-1]) < (row_count or 0))
+    is_within = not rows.count or (seen.least >= 0 and seen.most < (row_count or 0))
     if row_count is not None and not is_within:
         raise InvalidError(
-            f"{found.name} has ids from {int(ordered[0])} to {int(ordered[-1])}, and the table "
+            f"{found.name} has ids from {seen.least} to {seen.most}, and the table "
             f"{row_count} rows; import into a table with an open vocabulary, which takes any id",
             {"table": found.name},
         )
-    return ids
+    read = rows.read
+    return Rows(rows.shape, torch.int64, lambda first, count: read(first, count).long())
+
+
+class _Range:
+    """The least and the most of ids that pass."""
+
+    def __init__(self) -> None:
+        self.least, self.most = 0, -1
+
+    def note(self, chunk: Tensor) -> Tensor:
+        """Returns the ids as they are, i64."""
+        ids = chunk.long()
+        low, high = (int(end) for end in ids.aminmax())
+        is_first = self.most < self.least
+        self.least = low if is_first else min(self.least, low)
+        self.most = high if is_first else max(self.most, high)
+        return ids
 
 
 def is_counting(rows: Rows) -> bool:

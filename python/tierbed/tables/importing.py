@@ -184,7 +184,7 @@ def _read(store: Store, plan: Plan, chunk_rows: int) -> Iterator[int]:
         if plan.ids is None:
             store.write_rows(table, first, weights, rows_state)
         else:
-            rows = plan.ids[first : first + count]
+            rows = plan.ids.read(first, count)
             rows = store.assign_ids(table, rows) if plan.is_open else rows
             store.scatter_rows(table, rows, weights, rows_state)
         yield count

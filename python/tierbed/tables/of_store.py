@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tierbed.config.optim import OPTIMIZERS, Optimizer
 from tierbed.tables.found import FoundTable
-from tierbed.tables.rows import Rows, of_tensor
+from tierbed.tables.numbers import Numbers, RowOrder
+from tierbed.tables.rows import Rows
 from tierbed.tables.scanned import ScannedRows
 from tierbed.tables.state import NEEDS_STEPS, StatePart, state_parts
 from tierbed.train.store import Store
@@ -30,7 +31,8 @@ def table_of(store: Store, name: str, *, with_state: bool, scratch: Path) -> Fou
         store: The store.
         name: Name of the table.
         with_state: Whether its optimizer state goes along.
-        scratch: Folder for rows on their way, of a store in forward order.
+        scratch: Folder with room for 32 bytes of each id, and for rows on their way, of a store in
+            forward order.
     """
     schema = store.table(name)
     kind, dim = str(schema["optimizer"]), int(schema["dim"])
@@ -38,19 +40,20 @@ def table_of(store: Store, name: str, *, with_state: bool, scratch: Path) -> Fou
     ids = numbers = None
     count = int(schema["row_count"])
     if name in store.vocabularies():
-        ids, numbers = store.ids(name)
-        count = len(numbers)
+        next_row = int(store.vocabularies()[name]["next_row"])
+        order = RowOrder(next_row, str(scratch))
+        store.scan_ids(name, order.add)
+        numbers, ids = order.finish()
+        count = numbers.count
     reader = _Reader(store, name, numbers, with_state=bool(parts))
     if store.order()["kind"] == "forward":
         reader.scanned = ScannedRows(store, name, scratch)
-    shared = _Reader(
-        store, name, torch.zeros(1, dtype=torch.int64, device="cpu"), with_state=bool(parts)
-    )
+    shared = _Reader(store, name, _shared_row(str(scratch)), with_state=bool(parts))
     optimizer = store.optimizers.get(store.table_id(name), OPTIMIZERS[kind]())
     return FoundTable(
         name=f"{name}.weight",
         weight=Rows((count, dim), torch.float32, reader.weights),
-        ids=None if ids is None else of_tensor(ids),
+        ids=None if ids is None else ids.rows(),
         shared=None if ids is None else Rows((1, dim), torch.float32, shared.weights),
         state={part.name: reader.state(part, count) for part in parts},
         shared_state={} if ids is None else {part.name: shared.state(part, 1) for part in parts},
@@ -58,6 +61,13 @@ def table_of(store: Store, name: str, *, with_state: bool, scratch: Path) -> Fou
         optimizer=kind,
         numbers=_numbers(optimizer) if with_state else {},
     )
+
+
+def _shared_row(scratch: str) -> Numbers:
+    """Returns the number of the row that ids without one share."""
+    numbers = Numbers(scratch)
+    numbers.append(torch.zeros(1, dtype=torch.int64, device="cpu"))
+    return numbers
 
 
 def _numbers(optimizer: Optimizer) -> dict[str, float]:
@@ -70,7 +80,7 @@ def _numbers(optimizer: Optimizer) -> dict[str, float]:
 class _Reader:
     """Rows of a table with their state; those read last stay in memory for the next part."""
 
-    def __init__(self, store: Store, table: str, numbers: Tensor | None, with_state: bool) -> None:
+    def __init__(self, store: Store, table: str, numbers: Numbers | None, with_state: bool) -> None:
         self._store = store
         self._table = table
         self._numbers = numbers
@@ -102,7 +112,7 @@ class _Reader:
         if self.scanned is not None:
             return self.scanned.read(first, count)
         if self._numbers is not None:
-            wanted = self._numbers[first : first + count].contiguous()
+            wanted = self._numbers.read(first, count)
             if not self._with_state:
                 return store.gather_rows(table, wanted), torch.empty(0, device="cpu")
             return self._gathered(wanted)

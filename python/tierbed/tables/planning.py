@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from tierbed.config.optim import Optimizer
 from tierbed.config.tables import EmbeddingBagConfig, Init
 from tierbed.errors import InvalidError, UnsupportedError
@@ -46,7 +44,7 @@ class Plan:
 
     table: str
     found: FoundTable
-    ids: Tensor | None
+    ids: Rows | None
     is_open: bool
     state: list[Rows]
     shared_state: list[Rows]
@@ -94,7 +92,7 @@ def plan_table(
             "has none; give them as an npy file: ids= (--ids TABLE=FILE)",
             {"table": table},
         )
-    ids = checked_ids(found, target.row_count)
+    ids = checked_ids(found, target.row_count, store.path)
     _check_count(target, found, allow_fewer=choices.allow_fewer)
     state, shared, steps = _state(target, found, beside, choices)
     return Plan(

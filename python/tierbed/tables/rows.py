@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from tierbed.errors import CorruptionError
 
-__all__ = ["CHUNK_ROWS", "Rows", "joined", "of_array", "of_file", "of_tensor"]
+__all__ = ["CHUNK_ROWS", "Rows", "joined", "of_array", "of_file", "of_mapped", "of_tensor"]
 
 CHUNK_ROWS = 65536
+
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,47 @@ def of_tensor(tensor: Tensor) -> Rows:
     """Returns a tensor, mapped or in memory, as rows; a single number is one row."""
     flat = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     return Rows(tuple(tensor.shape), tensor.dtype, lambda at, n: flat[at : at + n].cpu())
+
+
+def of_mapped(tensor: Tensor, path: str | os.PathLike[str]) -> Rows:
+    """Returns a tensor of a mapped file as rows; what was read of it leaves the memory again.
+
+    Args:
+        tensor: The tensor, which nobody writes to.
+        path: The file.
+    """
+    rows = of_tensor(tensor)
+    size_bytes = tensor.numel() * tensor.element_size()
+    if not tensor.is_contiguous() or not _is_mapped(tensor.data_ptr(), size_bytes, path):
+        return rows
+
+    def read(first: int, count: int) -> Tensor:
+        part = rows.read(first, count)
+        copied = part.clone()
+        _forget(part.data_ptr(), part.numel() * part.element_size())
+        return copied
+
+    return Rows(rows.shape, rows.dtype, read)
+
+
+def _is_mapped(start: int, size_bytes: int, path: str | os.PathLike[str]) -> bool:
+    """Whether memory of this process is a map of a file."""
+    name = os.path.realpath(path)
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            addresses, *_, found = line.rstrip("\n").split(maxsplit=5)
+            low, high = (int(end, 16) for end in addresses.split("-"))
+            if low <= start and start + size_bytes <= high:
+                return found == name
+    return False
+
+
+def _forget(start: int, size_bytes: int) -> None:
+    """Lets go of the whole pages of a map that nobody wrote to; the file still has them."""
+    low = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    high = (start + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if low < high:
+        _LIBC.madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), mmap.MADV_DONTNEED)
 
 
 def of_array(array: Any) -> Rows:

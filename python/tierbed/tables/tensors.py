@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tierbed.errors import CorruptionError, InvalidError
 from tierbed.tables.found import FoundTable, TableFile, tables_of
-from tierbed.tables.rows import Rows, of_array, of_file, of_tensor
+from tierbed.tables.rows import Rows, of_array, of_file, of_mapped, of_tensor
 from tierbed.tables.state import STATE_NAMES
 from tierbed.tables.writing import Report, bytes_of
 
@@ -42,6 +42,18 @@ _KINDS = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+}
+# As numpy spells them.
+_NUMPY = {
+    torch.float64: "<f8",
+    torch.float32: "<f4",
+    torch.float16: "<f2",
+    torch.int64: "<i8",
+    torch.int32: "<i4",
+    torch.int16: "<i2",
+    torch.int8: "<i1",
+    torch.uint8: "<u1",
+    torch.bool: "|b1",
 }
 
 
@@ -79,10 +91,11 @@ def npy_rows(path: Path) -> Rows:
     """Returns the array of an npy file as rows."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        if mapped.flags.c_contiguous and mapped.size:
-            # Read, not mapped: pages of a map would count as memory until the whole file does.
-            return of_file(path, mapped.shape or (1,), mapped.dtype.str, mapped.offset)
-        return of_array(mapped if mapped.shape else mapped.reshape(1))
+        shape = mapped.shape or (1,)
+        if mapped.flags.c_contiguous:
+            # Read, not through the map: its pages would count as memory of the process.
+            return of_file(path, shape, mapped.dtype.str, mapped.offset)
+        return of_array(mapped.reshape(shape))
     except (ValueError, EOFError, TypeError) as error:
         raise CorruptionError(f"{path} is not a whole npy file: {error}") from error
 
@@ -135,27 +148,35 @@ def _safetensors(path: Path) -> dict[str, Rows]:
         ) from None
     except SafetensorError as error:
         raise CorruptionError(f"{path} is not a whole safetensors file: {error}") from error
+    starts = _data_starts(path)
     found = {}
     for name in file.keys():
         part = file.get_slice(name)
         kind = _KINDS.get(part.get_dtype())
         if kind is not None:
-            found[name] = Rows(tuple(part.get_shape()), kind, _slice_of(path, name))
+            shape = tuple(part.get_shape()) or (1,)
+            found[name] = _stored(path, shape, kind, starts[name])
     return found
 
 
-def _slice_of(path: Path, name: str) -> Any:
-    def read(first: int, count: int) -> Tensor:
-        # Opened for each read: what was read counts as memory while the file is mapped.
-        with safe_open(str(path), framework="pt") as file:
-            part = file.get_slice(name)
-            if not part.get_shape():
-                single: Tensor = file.get_tensor(name)
-                return single.reshape(1)
-            rows: Tensor = part[first : first + count]
-            return rows
+def _data_starts(path: Path) -> dict[str, int]:
+    """Returns where the data of each tensor begins in a file that was checked."""
+    with path.open("rb") as file:
+        head_bytes = int.from_bytes(file.read(8), "little")
+        head = json.loads(file.read(head_bytes))
+    return {
+        name: 8 + head_bytes + told["data_offsets"][0]
+        for name, told in head.items()
+        if "data_offsets" in told
+    }
 
-    return read
+
+def _stored(path: Path, shape: tuple[int, ...], kind: torch.dtype, offset: int) -> Rows:
+    """Returns numbers of any kind that lie in a file; those that numpy lacks come as bits."""
+    if kind != torch.bfloat16:
+        return of_file(path, shape, _NUMPY[kind], offset)
+    bits = of_file(path, shape, "<i2", offset)
+    return Rows(shape, kind, lambda first, count: bits.read(first, count).view(kind))
 
 
 def write_safetensors(tables: list[FoundTable], path: Path, report: Report) -> None:
@@ -192,7 +213,7 @@ def read_torch(path: Path) -> TableFile:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptionError(f"{path} is not a checkpoint of tensors: {reason}") from error
     named = {path.stem: loaded} if isinstance(loaded, Tensor) else dict(_tensors_in(loaded))
-    tensors = {name: of_tensor(tensor) for name, tensor in named.items()}
+    tensors = {name: of_mapped(tensor, path) for name, tensor in named.items()}
     if isinstance(loaded, Tensor) and loaded.dim() != 2:
         raise InvalidError(
             f"{path} holds shape {list(loaded.shape)}, not [N, D]", {"path": str(path)}

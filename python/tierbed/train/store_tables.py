@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from tierbed.errors import InvalidError
 from tierbed.results import EvictedIds
 
 __all__ = ["StoreTables"]
+
+# Ids that are handed out at once.
+_IDS_AT_ONCE = 65536
 
 
 def _no_vocabulary(table: str) -> InvalidError:
@@ -81,7 +84,8 @@ class StoreTables:
         """Returns the ids of a table of open vocabulary and their rows, ``[N]`` i64 each.
 
         In the order of the rows. Ids without a row of their own share row 0, which no id is named
-        for. Takes 16 bytes of memory per id beside the budget.
+        for. Takes 16 bytes of memory per id beside the budget, and up to 56 while it sorts;
+        :meth:`scan_ids` takes none.
 
         Args:
             table: Name of the table.
@@ -89,19 +93,31 @@ class StoreTables:
         Raises:
             InvalidError: No such table, or one whose ids are rows.
         """
-        at = self.table_id(table)
-        if table not in self.vocabularies():
-            raise _no_vocabulary(table)
         parts: list[tuple[Tensor, Tensor]] = []
-
-        def keep(_: int, rows: Any, ids: Any) -> None:
-            parts.append((from_dlpack(ids).view(-1), from_dlpack(rows)))
-
-        self._native.scan_ids(at, 65536, keep)
+        self.scan_ids(table, lambda rows, ids: parts.append((ids, rows)))
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         ids, rows = (torch.cat([none, *(part[which] for part in parts)]) for which in (0, 1))
         rows, order = rows.sort()
         return ids[order], rows
+
+    def scan_ids(self, table: str, visit: Callable[[Tensor, Tensor], None]) -> None:
+        """Hands out the ids of a table of open vocabulary that have a row, some at a time.
+
+        Args:
+            table: Name of the table.
+            visit: Called with rows ``[N]`` and their ids ``[N]``, i64, in no order.
+
+        Raises:
+            InvalidError: No such table, or one whose ids are rows.
+        """
+        at = self.table_id(table)
+        if table not in self.vocabularies():
+            raise _no_vocabulary(table)
+
+        def hand_out(_: int, rows: Any, ids: Any) -> None:
+            visit(from_dlpack(rows), from_dlpack(ids).view(-1))
+
+        self._native.scan_ids(at, _IDS_AT_ONCE, hand_out)
 
     def table_id(self, name: str) -> int:
         """Returns the id of table ``name``.
