@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tierbed as tb
 from tierbed.cli import main
@@ -246,3 +248,43 @@ def test_ratios_are_geometric_means_over_logs() -> None:
     assert ratios["grown_vs_maxembed_published_cache_0_batch_1_ratio_0"] == pytest.approx(0.25)
     assert geometric_mean([]) is None
     assert math.isclose(geometric_mean([1.0, 4.0]) or 0.0, 2.0)
+
+
+PLACED = """
+import sys
+from pathlib import Path
+from tierbed.cli import main
+
+def memory(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
+
+def place(log):
+    options = ["--log", log, "--out", log + "-out", "--method", "by_frequency", "--ratio", "0"]
+    assert main(["place", *options, "--rows-per-page", "8", "--json", log + ".json"]) == 0
+
+place(sys.argv[1])
+Path("/proc/self/clear_refs").write_text("5")
+before = memory("VmRSS")
+place(sys.argv[2])
+print(memory("VmHWM") - before)
+"""
+
+
+def test_a_build_holds_its_log_once(tmp_path: Path) -> None:
+    for name, count in (("small", 1000), ("large", 1_000_000)):
+        ids = torch.arange(4 * count) * 7 % 4000
+        queries = ids, torch.arange(0, 4 * count + 1, 4)
+        tb.QueryLog.from_batches(4000, [queries]).write(tmp_path / f"{name}.bin")
+    logs = [str(tmp_path / f"{name}.bin") for name in ("small", "large")]
+    found = subprocess.run(
+        [sys.executable, "-c", PLACED, *logs],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    log_bytes = 4 * 4_000_000 + 8 * 1_000_000
+    # Beside it the list of its queries, for judging; copies of it would be two or three times more.
+    assert log_bytes < int(found.stdout.split()[-1]) < 1.8 * log_bytes

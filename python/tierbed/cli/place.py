@@ -157,7 +157,7 @@ def place_(
     if (rows_per_page is None) == (dim is None):
         raise InvalidError("give either --rows-per-page or --dim")
     options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0, codec))
-    queries = None
+    divided = None
     if ray is not None and source.columns is not None:
         if shards is not None:
             raise InvalidError(
@@ -165,8 +165,9 @@ def place_(
             )
         placement, found = _build_of_blocks(source, options, judging, ray)
     else:
-        queries = source.read()
-        placement, found = _build(queries, options, judging, ray, out / UNFINISHED)
+        # What was split is not held: a build has the earlier part and a copy of it, too.
+        divided = source.read().split(judging.split)
+        placement, found = _build(divided, options, judging, ray, out / UNFINISHED)
     result = {
         "method": options.method,
         "ratio": judging.ratio,
@@ -177,7 +178,7 @@ def place_(
     }
     out.mkdir(parents=True, exist_ok=True)
     placement.write(out / PLACEMENT_FILE)
-    if shards is not None and queries is not None:
+    if shards is not None and divided is not None:
         division = ShardOptions(
             shards=shards,
             tolerance=shard_tolerance,
@@ -185,7 +186,7 @@ def place_(
             seed=options.seed,
             threads=options.threads,
         )
-        result.update(_divide(queries, judging.split, division, out))
+        result.update(_divide(divided, division, out))
     if (out / UNFINISHED).is_dir():
         shutil.rmtree(out / UNFINISHED)
     if mapping is not None:
@@ -214,11 +215,15 @@ _LATER, _SAME = "later queries", "the queries it was built from"
 
 
 def _build(
-    queries: QueryLog, options: PlaceOptions, judging: Judging, ray: str | None, kept: Path
+    divided: tuple[QueryLog, QueryLog],
+    options: PlaceOptions,
+    judging: Judging,
+    ray: str | None,
+    kept: Path,
 ) -> tuple[Placement, dict[str, Any]]:
-    """Builds from a log of this process, here or on a cluster, and judges."""
+    """Builds from the earlier part of a log of this process, here or on a cluster, and judges."""
     ratio, cached = judging.ratio, judging.cache_share
-    earlier, later = queries.split(judging.split)
+    earlier, later = divided
     misses = None
     if cached > 0.0:
         misses = earlier.misses(earlier, cached, policy=judging.cache_policy).log
@@ -294,9 +299,11 @@ def _of_reads(reads: PageReads, home_pages: float, query_count: int) -> dict[str
     }
 
 
-def _divide(queries: QueryLog, split: float, division: ShardOptions, out: Path) -> dict[str, Any]:
+def _divide(
+    divided: tuple[QueryLog, QueryLog], division: ShardOptions, out: Path
+) -> dict[str, Any]:
     """Divides rows by the earlier queries beside the placement, and judges by the later ones."""
-    earlier, later = queries.split(split)
+    earlier, later = divided
     rows = divide_rows(earlier, division)
     rows.write(out / PLACEMENT_FILE)
     return _divided(rows, later if len(later) else earlier)

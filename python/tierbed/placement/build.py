@@ -186,6 +186,8 @@ class QueryLog:
         Args:
             share: Of the queries, from 0 to 1.
         """
+        if share == 1.0:
+            return self, QueryLog.from_batches(self.row_count, [])
         earlier, later = self.native.split(share)
         return QueryLog(earlier), QueryLog(later)
 
@@ -225,6 +227,8 @@ class QueryLog:
             policy: Eviction policy of the cache.
             batch: Queries whose rows are asked for together.
         """
+        if share == 0.0 and batch == 1 and earlier.row_count == self.row_count:
+            return MissStream(self, len(self), 0.0)
         log, query_count, hit_ratio = self.native.misses(earlier.native, share, policy, batch)
         return MissStream(QueryLog(log), query_count, hit_ratio)
 
