@@ -74,12 +74,13 @@ pub fn count_page_reads(
     if thread_count == 0 {
         return Err(Error::invalid("counting needs one thread at least"));
     }
-    let all: Vec<&[u32]> = queries.iter().collect();
-    let share = all.len().div_ceil(thread_count).max(1);
+    // A list of all queries would take more than the ids of short ones.
+    let share = queries.query_count().div_ceil(thread_count).max(1);
     let parts = std::thread::scope(|scope| {
-        let workers: Vec<_> = all
-            .chunks(share)
-            .map(|part| scope.spawn(move || count_reads_of(index, part, selection)))
+        let part_from = |first: usize| queries.iter().skip(first).take(share);
+        let workers: Vec<_> = (0..queries.query_count())
+            .step_by(share)
+            .map(|first| scope.spawn(move || count_reads_of(index, part_from(first), selection)))
             .collect();
         workers.into_iter().map(|worker| worker.join()).collect::<Vec<_>>()
     });
@@ -93,7 +94,11 @@ pub fn count_page_reads(
     Ok(sum)
 }
 
-fn count_reads_of(index: &PageIndex, queries: &[&[u32]], selection: Selection) -> PageReads {
+fn count_reads_of<'a>(
+    index: &PageIndex,
+    queries: impl Iterator<Item = &'a [u32]>,
+    selection: Selection,
+) -> PageReads {
     let mut reads = PageReads::default();
     let mut scratch = Scratch::default();
     for rows in queries {
