@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tierbed.cli import main
+from tierbed.recipes.full_size import TableUse, rows_at
 from tierbed.recipes.rehearsal import disk_bytes
 
 DATA = ("--format", "synthetic", "--samples", 6400, "--scale", 0.01, "--seed", 1)
@@ -85,3 +86,59 @@ def test_a_scratch_folder_is_made_first_or_left_out(tmp_path: Path, capsys: Any)
     (tmp_path / "scratch").mkdir()
     assert tierbed(*short, *scratch) == 0
     assert tierbed(*short) == 0
+
+
+COMPUTED = (
+    *("disk_bytes", "dram_peak_bytes", "process_peak_bytes", "first_epoch_read_bytes_per_batch"),
+    *("first_epoch_write_bytes_per_batch", "later_epoch_read_bytes_per_batch"),
+    "later_epoch_write_bytes_per_batch",
+)
+
+
+def full_and_real(order: str, budget: str, samples: int, times: int, folder: Path) -> None:
+    """Compares what is computed for more samples with a rehearsal of these."""
+    data = ("--format", "synthetic", "--scale", samples * 3.125e-6, "--seed", 1, "--eval-last", 0)
+    run = (*data, "--dim", 16, "--batch-size", 128, "--dram-budget", budget, "--order", order)
+    full = samples * times
+    computing = ("--samples", samples, "--full-samples", full)
+    plan = result_of("plan", folder / "few.json", *run, *computing, "--scratch", folder)
+    real = result_of("plan", folder / "all.json", *run, "--samples", full, "--scratch", folder)
+    assert plan["fits"] and real["fits"]
+    assert (plan["full_samples"], plan["full_batch_count"]) == (full, real["batch_count"])
+    assert plan["full_table_bytes"] == pytest.approx(real["table_bytes"], rel=1e-6)
+    found = {name: plan[f"full_{name}"] for name in COMPUTED}
+    assert found == pytest.approx({name: real[name] for name in COMPUTED}, rel=0.2)
+    assert plan["later_epoch_read_bytes_per_batch"] > 4096, "the budget is tight"
+
+
+def test_more_samples_are_computed_within_a_fifth(tmp_path: Path) -> None:
+    full_and_real("forward", "1536KiB", 6400, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("order", ["forward", "window"])
+def test_four_times_the_samples_are_computed_within_a_fifth(order: str, tmp_path: Path) -> None:
+    full_and_real(order, "2MiB", 12_800, 4, tmp_path)
+
+
+def test_what_fits_the_memory_is_not_continued(tmp_path: Path, capsys: Any) -> None:
+    short = (*RUN, "--samples", 640, "--scratch", tmp_path, "--full-samples")
+    plan = result_of("plan", tmp_path / "plan.json", *short, 6400, "--dram-budget", "16MiB")
+    assert plan["full_later_epoch_read_bytes_per_batch"] is None
+    assert plan["full_disk_bytes"] > plan["disk_bytes"]
+    assert "rehearse more with --samples" in capsys.readouterr().err
+    assert tierbed("plan", *short, 600) == 2
+    assert "set --samples" in capsys.readouterr().err
+
+
+def test_rows_grow_as_they_grew_and_within_their_table() -> None:
+    # As a power of the samples; bending; all used; and a vocabulary, which has no end.
+    assert rows_at(TableUse(10_000, (100, 200, 400)), 4.0) == pytest.approx(1600)
+    assert rows_at(TableUse(1000, (100, 200, 400)), 4.0) == 1000
+    assert rows_at(TableUse(1000, (100, 200, 400), is_open=True), 4.0) == pytest.approx(1600)
+    assert rows_at(TableUse(50, (50, 50, 50)), 16.0) == 50
+    bending = TableUse(10_000, (100, 200, 300))
+    assert 300 < rows_at(bending, 2.0) < 450
+    assert rows_at(bending, 2.0) < rows_at(bending, 4.0) == rows_at(bending, 64.0)
+    assert rows_at(TableUse(10, (0, 0, 0)), 8.0) == 1

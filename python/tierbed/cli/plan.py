@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,14 +28,17 @@ from tierbed.cli.run_options import (
 )
 from tierbed.cli.settings import Key
 from tierbed.cli.stop import StopSignal
-from tierbed.data.source import DataOptions, open_source
+from tierbed.data.source import DataOptions, Source, open_source
 from tierbed.errors import InvalidError
-from tierbed.recipes.rehearsal import rehearse
-from tierbed.recipes.run import TrainOptions
+from tierbed.recipes.full_size import at_full_size, count_used_rows
+from tierbed.recipes.rehearsal import Rehearsal, rehearse
+from tierbed.recipes.run import Run, TrainOptions, auto_batch_size
 
 __all__ = ["register"]
 
 SAMPLES = 50_000
+#: Fewer say nothing of how rows grow.
+SAMPLES_MIN = 8
 #: What `tierbed plan` is without a further word.
 DEFAULT = "run"
 
@@ -64,6 +68,15 @@ def plan(
         Path | None,
         typer.Option("--scratch", help="An existing folder on the disk to ask about."),
     ] = None,
+    full_samples: Annotated[
+        int | None,
+        typer.Option(
+            "--full-samples",
+            min=1,
+            metavar="N",
+            help="Also compute what a run over so many samples needs; rehearses the half, too.",
+        ),
+    ] = None,
     json_path: JsonOut = None,
 ) -> None:
     """Rehearse training on the first samples; report memory, disk and I/O per batch.
@@ -83,15 +96,21 @@ def plan(
     ):
         given = with_files(source_options, data, options.seed)
         source = open_source(given, Path(folder) / VOCABULARY)
-        needs = rehearse(
-            Path(folder),
-            lambda at, budget: open_run(
-                at, source, options, batch_size, replace(tables, dram_budget=str(budget))
-            ),
-            budget_bytes,
-        )
-    sample_count = source.train_samples + source.eval_samples
-    finish({"samples": sample_count, **needs.to_dict()}, json_path, "plan")
+        sample_count = source.train_samples + source.eval_samples
+        batch_size = batch_size or auto_batch_size(source.train_samples)
+
+        def rehearsed(samples: Source) -> Rehearsal:
+            def open_in(at: Path, budget: int) -> Run:
+                limited = replace(tables, dram_budget=str(budget))
+                return open_run(at, samples, options, batch_size, limited)
+
+            return rehearse(Path(folder), open_in, budget_bytes)
+
+        needs = rehearsed(source)
+        result = {"samples": sample_count, **needs.to_dict()}
+        if full_samples is not None:
+            result |= _at_full_size(given, source, needs, full_samples, rehearsed, Path(folder))
+    finish(result, json_path, "plan")
     if sample_count == given.samples and given.format != "synthetic":
         tell(f"this is a run over the first {sample_count:,} samples; --samples looks at more")
     if not needs.fits:
@@ -101,6 +120,33 @@ def plan(
             file=sys.stderr,
             flush=True,
         )
+
+
+def _at_full_size(
+    given: DataOptions,
+    source: Source,
+    needs: Rehearsal,
+    full_samples: int,
+    rehearsed: Callable[[Source], Rehearsal],
+    folder: Path,
+) -> dict[str, Any]:
+    """Rehearses the first half of the samples, too, and computes what all samples need."""
+    sample_count = source.train_samples + source.eval_samples
+    if full_samples < sample_count or sample_count < SAMPLES_MIN:
+        raise InvalidError(
+            f"--full-samples {full_samples:,} is computed from {sample_count:,} samples; it takes "
+            f"as many at least, and {SAMPLES_MIN} of them: set --samples"
+        )
+    half = open_source(replace(given, samples=sample_count // 2), folder / f"{VOCABULARY}-half")
+    full = at_full_size(
+        rehearsed(half), needs, count_used_rows(source, half), sample_count, full_samples
+    )
+    if full.later_epoch_read_bytes_per_batch is None:
+        tell(
+            f"the rows of {sample_count // 2:,} samples fit the memory, so that bytes of a batch "
+            "are not computed; rehearse more with --samples"
+        )
+    return full.to_dict()
 
 
 class _Plans(TyperGroup):

@@ -8,6 +8,7 @@ old one.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -22,6 +23,8 @@ __all__ = ["EpochUse", "Rehearsal", "disk_bytes", "rehearse"]
 
 # A minimum is named for the part that did not fit; the next part may name a larger one.
 NAMINGS_MAX = 16
+# Epoch plans of a store, and their copies.
+PLAN_FILES = "order-*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +59,13 @@ class Rehearsal:
         dram_budget_bytes: Budget of the run that was rehearsed.
         dram_peak_bytes: Most bytes that were used of it.
         dram_part_bytes: The same for every part.
+        process_peak_bytes: Most resident memory of the process, what else it did included.
         table_bytes: All rows with their optimizer state, touched or not.
         disk_bytes: Bytes that the store's folder takes behind a checkpoint. Each further one is
             written beside it.
+        plan_disk_bytes: Of these, bytes of the epoch plan.
+        window_count: Windows of the plan; 0 by window.
+        span_windows: Windows whose rows wait together while they are far; 0 when none do.
         checkpoint_read_bytes: Bytes of rows that the checkpoint read.
         checkpoint_write_bytes: Bytes of rows that it wrote.
         first_epoch: Means of the first epoch.
@@ -72,8 +79,12 @@ class Rehearsal:
     dram_budget_bytes: int
     dram_peak_bytes: int
     dram_part_bytes: dict[str, int]
+    process_peak_bytes: int
     table_bytes: int
     disk_bytes: int
+    plan_disk_bytes: int
+    window_count: int
+    span_windows: int
     checkpoint_read_bytes: int
     checkpoint_write_bytes: int
     first_epoch: EpochUse
@@ -158,9 +169,9 @@ class _Counts:
         )
 
 
-def disk_bytes(folder: Path) -> int:
+def disk_bytes(folder: Path, pattern: str = "*") -> int:
     """Returns the bytes that the files of a folder take on disk; holes take none."""
-    return sum(512 * file.stat().st_blocks for file in folder.rglob("*") if file.is_file())
+    return sum(512 * file.stat().st_blocks for file in folder.rglob(pattern) if file.is_file())
 
 
 def _rehearsed(run: Run, *, fits: bool) -> Rehearsal:
@@ -182,7 +193,11 @@ def _rehearsed(run: Run, *, fits: bool) -> Rehearsal:
         dram_budget_bytes=budget["limit_bytes"],
         dram_peak_bytes=budget["peak_bytes"],
         dram_part_bytes={name: part["peak_bytes"] for name, part in budget["parts"].items()},
+        process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         disk_bytes=disk_bytes(run.folder / TABLES),
+        plan_disk_bytes=disk_bytes(run.folder / TABLES, PLAN_FILES),
+        window_count=order.get("plan", {}).get("window_count", 0),
+        span_windows=stats["store"].get("span_windows", 0),
         checkpoint_read_bytes=behind.read_bytes - second.read_bytes,
         checkpoint_write_bytes=behind.write_bytes - second.write_bytes,
         first_epoch=first.since(_Counts()),
