@@ -103,7 +103,8 @@ def full_and_real(order: str, budget: str, samples: int, times: int, folder: Pat
     computing = ("--samples", samples, "--full-samples", full)
     plan = result_of("plan", folder / "few.json", *run, *computing, "--scratch", folder)
     real = result_of("plan", folder / "all.json", *run, "--samples", full, "--scratch", folder)
-    assert plan["fits"] and real["fits"]
+    assert plan["fits"]
+    assert real["fits"]
     assert (plan["full_samples"], plan["full_batch_count"]) == (full, real["batch_count"])
     assert plan["full_table_bytes"] == pytest.approx(real["table_bytes"], rel=1e-6)
     found = {name: plan[f"full_{name}"] for name in COMPUTED}

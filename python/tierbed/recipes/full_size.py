@@ -140,9 +140,13 @@ def at_full_size(
     row_bytes = whole.table_bytes / sum(use.rows for use in tables)
     new = _Batches(half, whole, times)
     spared, unwritten = new.spared_bytes, new.unwritten_bytes
+    later_read = new.at(lambda one: one.later_epoch.read_bytes_per_batch)
+    later_write = new.at(lambda one: one.later_epoch.write_bytes_per_batch)
     if whole.order == "forward":
         share = sum(used) / sum(use.used[2] for use in tables)
         spared = max(NEW_SHARE * row_bytes * sum(used) * new.moves, spared)
+        # In later epochs all that is read was written in the epoch before.
+        later_write = later_read
         # A new row is not written to a span first.
         unwritten += NEW_SHARE * row_bytes * sum(used) * (new.moves - 1)
     else:
@@ -151,8 +155,6 @@ def at_full_size(
         both = [(use.rows, rows) for use, rows in zip(tables, used, strict=True)]
         share = _pages(both, per_page) / now
         spared *= share
-    later_read = new.at(lambda one: one.later_epoch.read_bytes_per_batch)
-    later_write = new.at(lambda one: one.later_epoch.write_bytes_per_batch)
     all_rows = (max(float(use.rows), rows) for use, rows in zip(tables, used, strict=True))
     rows_disk_bytes = (whole.disk_bytes - whole.plan_disk_bytes) * share
     if new.moves > 1:

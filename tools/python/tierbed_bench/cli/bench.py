@@ -26,6 +26,7 @@ from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, 
 from tierbed_bench.models import ModelOptions, run_models
 from tierbed_bench.network import NetworkOptions, run_network
 from tierbed_bench.placement import PlacementOptions, run_placement
+from tierbed_bench.plans import PlanOptions, run_plans
 from tierbed_bench.precision import PrecisionOptions, run_precision
 from tierbed_bench.serving import ServingOptions, run_serving
 from tierbed_bench.shards import ShardsOptions, run_shards
@@ -284,6 +285,16 @@ def checkpoints(
     _told(run_checkpoints(out, options, json))
 
 
+def plans(
+    *,
+    options: Annotated[PlanOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Hold what `tierbed plan --full-samples` computes against runs over all samples."""
+    print(f"wrote {run_plans(out, options, json)}")
+
+
 def examples(
     *,
     options: Annotated[ExamplesOptions, Fields()],
@@ -342,6 +353,7 @@ for suite in (
     serve,
     fresh,
     checkpoints,
+    plans,
     examples,
     cluster,
     network,
