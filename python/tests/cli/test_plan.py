@@ -131,6 +131,7 @@ def test_what_fits_the_memory_is_not_continued(tmp_path: Path, capsys: Any) -> N
     assert "rehearse more with --samples" in capsys.readouterr().err
     assert tierbed("plan", *short, 600) == 2
     assert "set --samples" in capsys.readouterr().err
+    assert tierbed("plan", *short, 600, "--samples", 300) == 0
 
 
 def test_rows_grow_as_they_grew_and_within_their_table() -> None:
