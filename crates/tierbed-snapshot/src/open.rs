@@ -166,7 +166,8 @@ impl Opened {
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
-        check_budget(options, index_needs, pages_needs, reader_bytes.max(load_bytes))?;
+        let needs = Needs { word_bytes, index_bytes: index_needs, pages_bytes: pages_needs };
+        check_budget(options, needs, reader_bytes.max(load_bytes))?;
 
         let budget = room.budget(options);
         let reserve = |part, bytes| room.reserve(&budget, part, bytes);
@@ -341,23 +342,43 @@ impl<'a> ReaderMaker<'a> {
     }
 }
 
-fn check_budget(
-    options: &SnapshotOptions,
+/// An index of more than one part in so many of what is needed is worth making smaller.
+const INDEX_SHARE: u64 = 4;
+
+/// What a snapshot holds in memory beside readers and cache.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    /// Of the index, what names the page of a row.
+    word_bytes: u64,
+    /// That, and the indexes of placements.
     index_bytes: u64,
+    /// Pages and resident rows.
     pages_bytes: u64,
-    reader_bytes: u64,
-) -> Result<()> {
+}
+
+fn check_budget(options: &SnapshotOptions, needs: Needs, reader_bytes: u64) -> Result<()> {
+    let Needs { word_bytes, index_bytes, pages_bytes } = needs;
     let minimum_bytes = index_bytes + pages_bytes + reader_bytes.max(BUFFER_BYTES);
     if options.dram_budget_bytes >= minimum_bytes {
         return Ok(());
     }
-    Err(Error::invalid("dram budget too small for this snapshot")
+    let error = Error::invalid("dram budget too small for this snapshot")
         .with("dram_budget_bytes", options.dram_budget_bytes)
         .with_minimum_bytes(minimum_bytes)
         .with("forward_index_bytes", index_bytes)
         .with("pages_and_resident_bytes", pages_bytes)
-        .with("reader_bytes", reader_bytes)
-        .with("remedy", format_args!("raise dram_budget to at least {minimum_bytes} bytes")))
+        .with("reader_bytes", reader_bytes);
+    Err(match word_bytes > minimum_bytes / INDEX_SHARE {
+        true => error.with(
+            "remedy",
+            format_args!(
+                "raise dram_budget to at least {minimum_bytes} bytes, or publish with head_rows, \
+                 which makes the index smaller"
+            ),
+        ),
+        false => error
+            .with("remedy", format_args!("raise dram_budget to at least {minimum_bytes} bytes")),
+    })
 }
 
 /// Opens a file of `page_count` pages or blocks and checks its length.

@@ -82,6 +82,29 @@ fn heads_of_every_size_give_the_rows_of_a_map_in_fewer_bytes_of_index() {
 }
 
 #[test]
+fn an_index_too_large_for_a_budget_is_published_smaller() {
+    let schema = Schema::new(vec![table("t", 400_000, 2)]).unwrap();
+    let key = |row| RowKey::new(TableId(0), RowId(row));
+    let rows: Vec<_> = (0..400_000).map(|row| (key(row), vec![row as f32; 2])).collect();
+    let refused = |folder: &Arc<dyn Folder>| {
+        let opened = Snapshot::open(Arc::clone(folder), &options(64 << 10));
+        opened.err().expect("64 KiB are too few")
+    };
+    let plain = memory_folder();
+    publish_as(&plain, &schema, PageLayout::default(), &rows);
+    let error = refused(&plain);
+    assert!(error.to_string().contains("or publish with head_rows"), "{error}");
+    let small = memory_folder();
+    publish_as(&small, &schema, all_have(HeadSize::Rows(0), &schema), &rows);
+    let again = refused(&small);
+    assert!(!again.to_string().contains("head_rows"), "{again}");
+    let least = again.minimum_bytes().unwrap();
+    assert!(least + 400_000 < error.minimum_bytes().unwrap(), "{error} and {again}");
+    let snapshot = Snapshot::open(small, &options(least)).unwrap();
+    check_lookups(&snapshot, &rows.into_iter().collect(), 5);
+}
+
+#[test]
 fn an_index_has_a_bit_for_each_row_and_entries_of_its_head() {
     let schema = Schema::new(vec![table("t", 400_000, 16)]).unwrap();
     let key = |row| RowKey::new(TableId(0), RowId(row));
