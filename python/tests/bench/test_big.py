@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tierbed.errors import InvalidError, TierbedError
-from tierbed_bench import big_room, big_sizes
-from tierbed_bench.big import BigOptions, run_big
-from tierbed_bench.big_data import Batches, Sample, Shape, shape_for
-from tierbed_bench.big_process import Kill, Outcome, disk_bytes, run_phase
-from tierbed_bench.big_report import RSS_MORE_BYTES, checks_of, growth_of, ratios_of
+from tierbed_bench.big import room, sizes
+from tierbed_bench.big.data import Batches, Sample, Shape, shape_for
+from tierbed_bench.big.process import Kill, Outcome, disk_bytes, run_phase
+from tierbed_bench.big.report import RSS_MORE_BYTES, checks_of, growth_of, ratios_of
+from tierbed_bench.big.suite import BigOptions, run_big
 
 TINY = Shape(rows=1000, tables=2, dim=8, batch=64)
 
@@ -67,26 +67,26 @@ def test_wrong_options_are_told(tmp_path: Path) -> None:
 def test_the_default_size_is_bounded_by_memory_and_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ram = big_room.os.sysconf("SC_PAGE_SIZE") * big_room.os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(big_room, "free_bytes", lambda _: 100 * ram)
+    ram = room.os.sysconf("SC_PAGE_SIZE") * room.os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(room, "free_bytes", lambda _: 100 * ram)
     like = shape_for(1 << 40, tables=4, dim=64, batch=2048, seed=1)
     wanted = int(2.5 * ram), "2.5 times the RAM"
-    assert big_room.default_size(tmp_path, like, serves=True) == wanted
+    assert room.default_size(tmp_path, like, serves=True) == wanted
     disk = 8 << 30
-    monkeypatch.setattr(big_room, "free_bytes", lambda _: disk)
-    size, chosen_by = big_room.default_size(tmp_path, like, serves=True)
+    monkeypatch.setattr(room, "free_bytes", lambda _: disk)
+    size, chosen_by = room.default_size(tmp_path, like, serves=True)
     assert disk // 4 < size < disk
     assert "disk" in chosen_by
-    assert size < big_room.default_size(tmp_path, like, serves=False)[0]
+    assert size < room.default_size(tmp_path, like, serves=False)[0]
     shape = shape_for(size, tables=4, dim=64, batch=2048, seed=1)
-    assert big_room.forward_bytes(shape) <= disk, "what is measured fits"
-    left = disk - big_room.filled_bytes(shape, "file")
-    monkeypatch.setattr(big_room, "free_bytes", lambda _: left)
+    assert room.forward_bytes(shape) <= disk, "what is measured fits"
+    left = disk - room.filled_bytes(shape, "file")
+    monkeypatch.setattr(room, "free_bytes", lambda _: left)
     # The most exact codec whose snapshot fits is taken, none where none does.
-    assert big_room.codec_that_fits(shape, tmp_path, is_forward=False) == "int8"
-    assert big_room.codec_that_fits(shape, tmp_path, is_forward=True) is None
-    monkeypatch.setattr(big_room, "free_bytes", lambda _: 10 * disk)
-    assert big_room.codec_that_fits(shape, tmp_path, is_forward=True) == "f32"
+    assert room.codec_that_fits(shape, tmp_path, is_forward=False) == "int8"
+    assert room.codec_that_fits(shape, tmp_path, is_forward=True) is None
+    monkeypatch.setattr(room, "free_bytes", lambda _: 10 * disk)
+    assert room.codec_that_fits(shape, tmp_path, is_forward=True) == "f32"
 
 
 def a_row(size: str, phase: str, variant: str, **measures: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_a_part_that_fails_is_a_row_and_the_others_run(
         rows = {"peak_rss_bytes": 1, "rows": 1, "digest": "x", "checkpoint_s": 1.0}
         return Outcome(row=rows, is_killed=more["kill"] is not None)
 
-    monkeypatch.setattr(big_sizes, "run_phase", run)
+    monkeypatch.setattr(sizes, "run_phase", run)
     options = BigOptions(size="4MiB", tables=4, quick=True)
     with pytest.raises(TierbedError, match="phases failed: smaller training, smaller verify"):
         run_big(tmp_path, options)

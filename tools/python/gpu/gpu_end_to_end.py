@@ -226,9 +226,7 @@ def main() -> int:
     told.add(
         {
             "part": "end_to_end_ratios",
-            "rows_on_host_vs_ids_on_device": ratio(
-                speeds["rows_on_host"], speeds["ids_on_device"]
-            ),
+            "rows_on_host_vs_ids_on_device": ratio(speeds["rows_on_host"], speeds["ids_on_device"]),
             **{
                 f"{way}_vs_rows_on_device": ratio(speeds[way], speeds["rows_on_device"])
                 for way in IDS_ON_HOST

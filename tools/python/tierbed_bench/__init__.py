@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tierbed._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tierbed_bench.big import BigOptions, run_big
+    from tierbed_bench.big.suite import BigOptions, run_big
     from tierbed_bench.cluster import ClusterOptions, run_cluster
     from tierbed_bench.exchange import ExchangeOptions, run_exchange
     from tierbed_bench.fresh import FreshOptions, run_fresh

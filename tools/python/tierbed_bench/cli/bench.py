@@ -13,7 +13,7 @@ from tierbed._util.bytes import parse_bytes
 from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut
 from tierbed.cli.settings import numbers, words
-from tierbed_bench.big import BigOptions, run_big
+from tierbed_bench.big.suite import BigOptions, run_big
 from tierbed_bench.checkpoints import CheckpointOptions, run_checkpoints
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.cluster import ClusterOptions, run_cluster

@@ -12,9 +12,9 @@ from typing import Any
 
 from tierbed._util.progress import Progress
 from tierbed.errors import TierbedError
-from tierbed_bench import big_room
-from tierbed_bench.big_data import Shape
-from tierbed_bench.big_process import Kill, Outcome, run_phase
+from tierbed_bench.big import room
+from tierbed_bench.big.data import Shape
+from tierbed_bench.big.process import Kill, Outcome, run_phase
 
 __all__ = ["PARTS", "OneSize", "Wanted"]
 
@@ -137,7 +137,7 @@ class OneSize:
             self._note(phase, variant, failed=str(error))
 
     def _has_room(self, phase: str, needed_bytes: int, variant: str = "") -> bool:
-        free = big_room.free_bytes(self.folder)
+        free = room.free_bytes(self.folder)
         if needed_bytes <= free:
             return True
         reason = f"needs {needed_bytes:,} bytes of disk, and {free:,} are left"
@@ -159,7 +159,7 @@ class OneSize:
         return max(6, min(self.shape.batch_count - 1, self.shape.batch_count // 20))
 
     def _training(self) -> None:
-        if not self._has_room("training", big_room.forward_bytes(self.shape)):
+        if not self._has_room("training", room.forward_bytes(self.shape)):
             return
         every = self.wanted.checkpoint_batches
         saves = list(range(every, self.shape.batch_count, every))
@@ -211,9 +211,9 @@ class OneSize:
 
     def _publish_forward(self, digest: str) -> None:
         """Publishes from the forward order, killed on the way, and looks whether rows changed."""
-        codec = big_room.codec_that_fits(self.shape, self.folder, is_forward=True)
+        codec = room.codec_that_fits(self.shape, self.folder, is_forward=True)
         if codec is None:
-            needed = big_room.publish_bytes(self.shape, big_room.CODECS[-1], is_forward=True)
+            needed = room.publish_bytes(self.shape, room.CODECS[-1], is_forward=True)
             self._has_room("publish", needed, "forward")
             return
         given = {"store": "forward", "snapshot": "published", "codec": codec}
@@ -246,7 +246,7 @@ class OneSize:
             self._serving()
 
     def _fill(self, store: str) -> bool:
-        if not self._has_room("fill", big_room.filled_bytes(self.shape, store), store):
+        if not self._has_room("fill", room.filled_bytes(self.shape, store), store):
             return False
         self._phase("fill", store, store=store)
         return True
@@ -257,9 +257,9 @@ class OneSize:
             self._try("export", "file, one table", store="file")
 
     def _serving(self) -> None:
-        codec = big_room.codec_that_fits(self.shape, self.folder, is_forward=False)
+        codec = room.codec_that_fits(self.shape, self.folder, is_forward=False)
         if codec is None:
-            needed = big_room.publish_bytes(self.shape, big_room.CODECS[-1], is_forward=False)
+            needed = room.publish_bytes(self.shape, room.CODECS[-1], is_forward=False)
             self._has_room("publish", needed, "file")
             return
         self._phase("place", "one table", queries=self.wanted.queries, codec=codec)

@@ -17,8 +17,8 @@ from tierbed.serve.snapshot import Snapshot
 from tierbed.tables.exporting import export_tables
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
-from tierbed_bench.big_data import Shape
-from tierbed_bench.big_worker import Job, Phase, memory, open_store
+from tierbed_bench.big.data import Shape
+from tierbed_bench.big.worker import Job, Phase, memory, open_store
 
 __all__ = ["PHASES"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tierbed.train.store import Store
-from tierbed_bench.big_data import Shape
+from tierbed_bench.big.data import Shape
 from tierbed_bench.common import process_bytes
 
 __all__ = ["WINDOW", "Job", "Told", "memory", "open_store", "work"]
@@ -94,11 +94,11 @@ def work(asked: Mapping[str, Any], pipe: Connection) -> None:
         asked: ``phase``, ``shape``, ``folder``, and what is ``given`` to it.
         pipe: To the parent.
     """
-    from tierbed_bench import big_model, big_serving, big_training, big_windows
+    from tierbed_bench.big import model, serving, training, windows
 
     # The other core is that of the thread which moves rows.
     torch.set_num_threads(1)
-    kinds = (big_training, big_model, big_windows, big_serving)
+    kinds = (training, model, windows, serving)
     phases: dict[str, Phase] = {name: run for kind in kinds for name, run in kind.PHASES.items()}
     told = Told(pipe)
     job = Job(

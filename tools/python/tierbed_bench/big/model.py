@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tierbed.nn.ctr import mlp
 from tierbed.train.lookahead import lookahead
-from tierbed_bench.big_data import Batches, Shape
-from tierbed_bench.big_worker import WINDOW, Job, Phase, memory, open_store
+from tierbed_bench.big.data import Batches, Shape
+from tierbed_bench.big.worker import WINDOW, Job, Phase, memory, open_store
 from tierbed_bench.common import percentile
 
 __all__ = ["PHASES"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from tierbed._util.progress import Progress
 from tierbed.errors import TierbedError
-from tierbed_bench.big_data import Shape
-from tierbed_bench.big_worker import work
+from tierbed_bench.big.data import Shape
+from tierbed_bench.big.worker import work
 
 __all__ = ["Kill", "Outcome", "disk_bytes", "run_phase"]
 
@@ -23,11 +23,11 @@ __all__ = ["Kill", "Outcome", "disk_bytes", "run_phase"]
 LINE_EVERY_S = 10.0
 #: Loaded once, before the processes of phases are forked; the last are what steps load.
 PRELOADED = [
-    "tierbed_bench.big_worker",
-    "tierbed_bench.big_training",
-    "tierbed_bench.big_model",
-    "tierbed_bench.big_windows",
-    "tierbed_bench.big_serving",
+    "tierbed_bench.big.worker",
+    "tierbed_bench.big.training",
+    "tierbed_bench.big.model",
+    "tierbed_bench.big.windows",
+    "tierbed_bench.big.serving",
     "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
 ]

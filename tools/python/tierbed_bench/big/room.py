@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from tierbed.codec import Codec
-from tierbed_bench.big_data import Shape
+from tierbed_bench.big.data import Shape
 
 __all__ = [
     "codec_that_fits",

@@ -13,8 +13,8 @@ from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.placement.build import QueryLog, place, rows_per_page_of
 from tierbed.serve.snapshot import Snapshot
-from tierbed_bench.big_data import Shape
-from tierbed_bench.big_worker import Job, Phase, memory
+from tierbed_bench.big.data import Shape
+from tierbed_bench.big.worker import Job, Phase, memory
 from tierbed_bench.common import percentile, zipf_ranks
 
 __all__ = ["PHASES"]

@@ -22,10 +22,10 @@ from tierbed._util.bytes import format_bytes, parse_bytes
 from tierbed._util.report import print_table, write_json
 from tierbed.config.words import Positive
 from tierbed.errors import InvalidError, TierbedError
-from tierbed_bench import big_room
-from tierbed_bench.big_data import Shape, shape_for
-from tierbed_bench.big_report import checks_of, draw, growth_of, ratios_of
-from tierbed_bench.big_sizes import PARTS, OneSize, Wanted
+from tierbed_bench.big import room
+from tierbed_bench.big.data import Shape, shape_for
+from tierbed_bench.big.report import checks_of, draw, growth_of, ratios_of
+from tierbed_bench.big.sizes import PARTS, OneSize, Wanted
 from tierbed_bench.suite import write_suite
 
 __all__ = ["BigOptions", "run_big"]
@@ -107,7 +107,7 @@ def _size(options: BigOptions, scratch: Path) -> tuple[int, str]:
         return parse_bytes(QUICK_SIZE), "quick"
     # Ratios of needs are those of large tables.
     like = _shape(options, 100 << 30)
-    return big_room.default_size(scratch, like, serves="serving" in options.parts)
+    return room.default_size(scratch, like, serves="serving" in options.parts)
 
 
 def _shape(options: BigOptions, table_bytes: int) -> Shape:

@@ -13,8 +13,8 @@ import torch
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
-from tierbed_bench.big_data import Batches, Sample, Shape
-from tierbed_bench.big_worker import WINDOW, Job, Phase, memory, open_store
+from tierbed_bench.big.data import Batches, Sample, Shape
+from tierbed_bench.big.worker import WINDOW, Job, Phase, memory, open_store
 from tierbed_bench.common import percentile
 
 __all__ = ["PHASES"]
