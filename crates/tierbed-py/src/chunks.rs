@@ -56,3 +56,17 @@ impl<T: DlpackElement + Copy + Send> Chunk<T> {
         })
     }
 }
+
+/// Hands out the rows of all tables, which have a chunk each, or none if nobody asks for them.
+pub(crate) fn hand_out_all(
+    chunks: &mut [Option<Chunk<f32>>],
+    visit: &Py<PyAny>,
+    raised: &mut Option<PyErr>,
+) -> Result<()> {
+    for (table, chunk) in (0..).map(TableId).zip(chunks) {
+        if let Some(chunk) = chunk {
+            chunk.hand_out(table, visit, raised)?;
+        }
+    }
+    Ok(())
+}

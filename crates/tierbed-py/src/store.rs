@@ -23,7 +23,7 @@ use tierbed_train::{
 
 use crate::batch::{run_lookup, run_translate, BatchTensors, FeaturePlan, LookupArguments};
 use crate::calls::{Calls, Holding};
-use crate::chunks::Chunk;
+use crate::chunks::{hand_out_all, Chunk};
 use crate::ending::detached;
 use crate::errors::{run, to_python};
 use crate::folders::{check_delta_layout, open_base, read_layout};
@@ -407,24 +407,21 @@ impl NativeStore {
             let tables = engine.engine().schema().tables();
             let mut chunks: Vec<Option<Chunk<f32>>> =
                 tables.iter().map(|table| (!table.is_own()).then(Chunk::default)).collect();
-            let count = chunks.len();
+            let (count, mut held) = (chunks.len(), 0);
             engine.engine_mut().scan_all(&mut |table, row, record| {
                 let Some(chunk) = chunks.get_mut(table.0 as usize) else {
                     panic!("a row of table {} of {count} is scanned", table.0)
                 };
                 let Some(chunk) = chunk else { return Ok(()) };
                 chunk.push(row, record);
-                match chunk.rows.len() >= chunk_rows.max(1) {
-                    true => chunk.hand_out(table, &visit, &mut raised),
-                    false => Ok(()),
+                held += 1;
+                if held < chunk_rows.max(1) {
+                    return Ok(());
                 }
+                held = 0;
+                hand_out_all(&mut chunks, &visit, &mut raised)
             })?;
-            for (table, chunk) in (0..).map(TableId).zip(&mut chunks) {
-                chunk
-                    .as_mut()
-                    .map_or(Ok(()), |chunk| chunk.hand_out(table, &visit, &mut raised))?;
-            }
-            Ok(())
+            hand_out_all(&mut chunks, &visit, &mut raised)
         });
         raised.map_or(result, Err)
     }

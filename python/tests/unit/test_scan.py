@@ -47,6 +47,14 @@ def test_all_written_rows_come_once_in_chunks(
             assert counts.dtype == rows.dtype == torch.int64
 
 
+def test_rows_of_all_tables_together_are_no_more_than_a_chunk(tmp_path: Path) -> None:
+    seen = []
+    with _trained(tmp_path) as store:
+        store.scan(lambda table, rows, *_: seen.append((table, len(rows))), chunk_rows=ROWS)
+    # Two chunks of almost as many rows would be twice the memory.
+    assert seen == [("a", ROWS - 7), ("b", 7), ("b", ROWS - 14)]
+
+
 def test_rows_outlive_the_store_and_are_the_visitors(tmp_path: Path) -> None:
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     store = _trained(tmp_path)

@@ -74,7 +74,7 @@ class StoreRows(StoreTables):
         Args:
             visit: Called with the table's name, rows ``[N]`` i64, weights ``[N, D]`` f32, state
                 ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
-            chunk_rows: Most rows at a time.
+            chunk_rows: Most rows at a time, of all tables together.
         """
         tables = self._schema()
 
