@@ -15,6 +15,7 @@ from tierbed_bench.big.data import Batches, Sample, Shape, shape_for
 from tierbed_bench.big.process import Kill, Outcome, disk_bytes, run_phase
 from tierbed_bench.big.report import RSS_MORE_BYTES, checks_of, growth_of, ratios_of
 from tierbed_bench.big.suite import BigOptions, run_big
+from tierbed_bench.big.training import Curve
 
 TINY = Shape(rows=1000, tables=2, dim=8, batch=64)
 
@@ -168,3 +169,17 @@ def test_every_phase_runs_at_both_sizes(tmp_path: Path) -> None:
     assert found["ratios"]["epoch_2_full_vs_smaller"] > 0.0
     assert (tmp_path / "big.png").is_file()
     assert disk_bytes(tmp_path) < 1 << 20, "stores are deleted"
+
+
+def test_rates_of_an_epoch_leave_checkpoints_out() -> None:
+    shape = shape_for(64 << 20, tables=2, dim=16, batch=64, seed=1)
+    curve = Curve(shape, 0, 100.0)
+    now_s = 100.0
+    for done in range(1, shape.batch_count + 1):
+        now_s += 0.5
+        curve.note(done, now_s)
+        if done % 7 == 0:
+            now_s += 3.0
+            curve.leave_out(3.0)
+    assert len(curve.points) > 20
+    assert all(rate == pytest.approx(2 * shape.batch_ids) for _, _, rate in curve.points)

@@ -152,6 +152,35 @@ def _epoch(job: Job) -> None:
         )
 
 
+class Curve:
+    """The rate of an epoch, part by part; checkpoints are left out.
+
+    Args:
+        shape: What is trained.
+        start: Batches done before.
+        begun_s: When it begins.
+    """
+
+    def __init__(self, shape: Shape, start: int, begun_s: float) -> None:
+        self.points: list[list[float]] = []
+        self._shape = shape
+        self._every = max(1, shape.batch_count // POINTS)
+        self._begun_s = begun_s
+        self._done, self._since_s = start, begun_s
+
+    def note(self, done: int, now_s: float) -> None:
+        """Notes batches that are done; each part has a point: share, seconds, ids a second."""
+        if done - self._done < self._every:
+            return
+        rate = (done - self._done) * self._shape.batch_ids / (now_s - self._since_s)
+        self.points.append([done / self._shape.batch_count, now_s - self._begun_s, rate])
+        self._done, self._since_s = done, now_s
+
+    def leave_out(self, seconds: float) -> None:
+        """Takes time out of the part that is on its way."""
+        self._since_s += seconds
+
+
 @dataclass
 class _Steps:
     bags: Any
@@ -166,8 +195,7 @@ def _train(job: Job, store: Store, ahead: Any, steps: _Steps) -> None:
     shape, run = job.shape, steps.run
     saves = {int(at) for at in job.given.get("checkpoints", [])}
     kill_at = int(job.given.get("kill_at") or -1)
-    every = max(1, shape.batch_count // POINTS)
-    point_s, point_at, begun_s = time.perf_counter(), steps.start, time.perf_counter()
+    curve = Curve(shape, steps.start, time.perf_counter())
     batches = iter(ahead)
     for done in range(steps.start + 1, steps.until + 1):
         step_s = time.perf_counter()
@@ -176,16 +204,13 @@ def _train(job: Job, store: Store, ahead: Any, steps: _Steps) -> None:
         torch.autograd.backward(steps.bags(batch).values(), steps.grad)
         run.steps_s.append(time.perf_counter() - step_s)
         job.told.progress(done, shape.batch_count, "batches")
-        if done - point_at >= every:
-            now_s = time.perf_counter()
-            rate = (done - point_at) * shape.batch_ids / (now_s - point_s)
-            run.curve.append([done / shape.batch_count, now_s - begun_s, rate])
-            point_s, point_at = now_s, done
+        curve.note(done, time.perf_counter())
         if done == kill_at:
             job.told.moment("reached")
         if done in saves or done == steps.until:
             _save(job, store, run, f"batch-{done}")
-            point_s = time.perf_counter()
+            curve.leave_out(run.checkpoints_s[-1])
+    run.curve = curve.points
     if steps.until == shape.batch_count:
         assert next(batches, None) is None, "the epoch ends where its last batch was stepped"
 
