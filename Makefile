@@ -186,10 +186,10 @@ bench: setup ## Run the quick benchmarks into bench-out/ (table, PNG, JSON)
 	@$(STEP) 'bench training' $(TIERBED) bench training --quick --out bench-out
 
 .PHONY: bench-deps
-bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict, RocksDB (as root), Redis, memcached
+bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict, lmdb, Lance, RocksDB (as root), Redis, memcached
 	@$(STEP) 'dependency group bench' $(UV) sync --quiet --locked --inexact \
 	    --no-install-project --python '$(PYTHON)' --group bench
-	@scripts/bench-deps
+	@scripts/bench-deps '$(PYTHON)'
 
 .PHONY: client-deps
 client-deps: ## Bring clients that others made into .tools/clients, for the tests that ask with them

@@ -5,8 +5,11 @@ A memory cgroup, version 1 or 2, which only root may make on most machines.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +21,37 @@ if TYPE_CHECKING:
 __all__ = ["MemoryGroup"]
 
 _ROOT = Path("/sys/fs/cgroup")
-#: Folder of the root, and the names of: the limit, the bytes in use, the part that is page cache.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Version:
+    """Files of a version: limit, bytes in use now and at most, kills; the name of page cache."""
+
+    root: Path
+    limit: str
+    usage: str
+    peak: str
+    events: str
+    cached: str
+
+
 _VERSIONS = (
-    (_ROOT / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "cache"),
-    (_ROOT, "memory.max", "memory.current", "file"),
+    _Version(
+        root=_ROOT / "memory",
+        limit="memory.limit_in_bytes",
+        usage="memory.usage_in_bytes",
+        peak="memory.max_usage_in_bytes",
+        events="memory.oom_control",
+        cached="cache",
+    ),
+    _Version(
+        root=_ROOT,
+        limit="memory.max",
+        usage="memory.current",
+        peak="memory.peak",
+        events="memory.events",
+        cached="file",
+    ),
 )
 
 
@@ -36,10 +66,10 @@ class MemoryGroup:
     """
 
     def __init__(self, folder: Path) -> None:
-        for _, limit, usage, cached in _VERSIONS:
-            if (folder / limit).is_file():
-                self.folder = folder
-                self._limit, self._usage, self._cached = folder / limit, folder / usage, cached
+        for version in _VERSIONS:
+            if (folder / version.limit).is_file():
+                self.folder, self._version = folder, version
+                self._limit = folder / version.limit
                 return
         raise UnsupportedError(f"{folder} is no memory cgroup", {"path": str(folder)})
 
@@ -51,17 +81,17 @@ class MemoryGroup:
             UnsupportedError: There are no memory cgroups, or this user may not make one.
         """
         reasons = []
-        for root, limit, *_ in _VERSIONS:
-            folder = root / name
+        for version in _VERSIONS:
+            folder = version.root / name
             try:
                 folder.mkdir()
             except OSError as error:
                 reasons.append(f"{folder}: {error.strerror}")
                 continue
-            if (folder / limit).is_file():
+            if (folder / version.limit).is_file():
                 return cls(folder)
             folder.rmdir()
-            reasons.append(f"{folder}: no {limit}")
+            reasons.append(f"{folder}: no {version.limit}")
         raise UnsupportedError(
             "memory cgroups cannot be made here, which takes root on most machines: "
             + "; ".join(reasons)
@@ -73,9 +103,27 @@ class MemoryGroup:
 
     def used_bytes(self) -> int:
         """Bytes in use, page cache left out."""
-        lines = (self.folder / "memory.stat").read_text().splitlines()
-        told = dict(line.split(maxsplit=1) for line in lines)
-        return int(self._usage.read_text()) - int(told[self._cached])
+        usage = int((self.folder / self._version.usage).read_text())
+        return usage - self._told("memory.stat")[self._version.cached]
+
+    def peak_bytes(self) -> int | None:
+        """Most bytes that were in use, page cache included; None before Linux 5.19, version 2."""
+        file = self.folder / self._version.peak
+        return int(file.read_text()) if file.is_file() else None
+
+    def killed_count(self) -> int:
+        """Processes that the kernel ended because there was no memory left for them."""
+        return self._told(self._version.events).get("oom_kill", 0)
+
+    def end_processes(self) -> None:
+        """Ends all processes that are in it."""
+        for pid in (self.folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def _told(self, name: str) -> dict[str, int]:
+        lines = (self.folder / name).read_text().splitlines()
+        return {word: int(value) for word, value in (line.split() for line in lines)}
 
     def allow(self, limit_bytes: int) -> None:
         """Allows so many bytes, page cache included; 0 is no limit.
@@ -83,7 +131,9 @@ class MemoryGroup:
         Raises:
             UnsupportedError: More is in use and cannot be given back.
         """
-        wanted = str(limit_bytes) if limit_bytes else ("max" if self._cached == "file" else "-1")
+        wanted = (
+            str(limit_bytes) if limit_bytes else ("max" if self._version.cached == "file" else "-1")
+        )
         for attempt in range(20):
             try:
                 self._limit.write_text(wanted)

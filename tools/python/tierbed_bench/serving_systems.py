@@ -39,8 +39,10 @@ __all__ = [
     "Served",
     "System",
     "command",
+    "find_binary",
     "served",
     "started",
+    "unpacked_environment",
 ]
 
 Row = dict[str, Any]
@@ -237,7 +239,7 @@ def served(
 
 def _redis(rows: Rows) -> tuple[subprocess.Popen[str], Row]:
     port = free_port()
-    call = [_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(port)]
+    call = [find_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(port)]
     # Rows are in memory only.
     call += ["--save", "", "--appendonly", "no", "--dir", str(rows.folder)]
     return _peer(call, rows), {"protocol": "redis", "address": f"127.0.0.1:{port}"}
@@ -245,7 +247,7 @@ def _redis(rows: Rows) -> tuple[subprocess.Popen[str], Row]:
 
 def _memcached(name: str, rows: Rows, dram_bytes: int) -> tuple[subprocess.Popen[str], Row]:
     port = free_port()
-    call = [_binary("memcached"), "-l", "127.0.0.1", "-p", str(port), "-c", "8192", "-t", "1"]
+    call = [find_binary("memcached"), "-l", "127.0.0.1", "-p", str(port), "-c", "8192", "-t", "1"]
     if os.geteuid() == 0:
         call += ["-u", "root"]
     # Keys and headers of items come on top of the rows.
@@ -259,15 +261,24 @@ def _memcached(name: str, rows: Rows, dram_bytes: int) -> tuple[subprocess.Popen
 
 
 def _peer(call: Sequence[str], rows: Rows) -> subprocess.Popen[str]:
+    with (rows.folder / "peer.log").open("w") as log:
+        return _popen(call, log, stdout=subprocess.DEVNULL, env=unpacked_environment())
+
+
+def unpacked_environment() -> dict[str, str]:
+    """The variables with which programs find the libraries that were unpacked with them."""
     folders = [str(folder) for folder in (UNPACKED / "usr" / "lib").glob("*-linux-gnu")]
     known = os.environ.get("LD_LIBRARY_PATH")
     paths = [*folders, *([known] if known else [])]
-    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)} if paths else None
-    with (rows.folder / "peer.log").open("w") as log:
-        return _popen(call, log, stdout=subprocess.DEVNULL, env=environment)
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)} if paths else dict(os.environ)
 
 
-def _binary(name: str) -> str:
+def find_binary(name: str) -> str:
+    """Where a program is, installed or unpacked.
+
+    Raises:
+        AbsentError: It is not here.
+    """
     found = shutil.which(name) or shutil.which(name, path=str(UNPACKED / "usr" / "bin"))
     if found is None:
         raise AbsentError(f"{name} is not here; run scripts/bench-deps")

@@ -25,6 +25,7 @@ from tierbed_bench.lookup import run_lookup
 from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, run_lookup_log
 from tierbed_bench.models import ModelOptions, run_models
 from tierbed_bench.network import NetworkOptions, run_network
+from tierbed_bench.peers.suite import PeersOptions, run_peers
 from tierbed_bench.placement import PlacementOptions, run_placement
 from tierbed_bench.plans import PlanOptions, run_plans
 from tierbed_bench.precision import PrecisionOptions, run_precision
@@ -265,6 +266,20 @@ def serve(
     _told(run_serving(out, options, json))
 
 
+def peers(
+    *,
+    options: Annotated[PeersOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Ask stores of the same rows under one limit of memory: a map, RocksDB, LMDB, Lance, others.
+
+    The limit is a memory cgroup, which takes root. Packages and Redis come by scripts/bench-deps;
+    what is not there is left out.
+    """
+    _told(run_peers(out, options, json))
+
+
 def fresh(
     *,
     options: Annotated[FreshOptions, Fields()],
@@ -351,6 +366,7 @@ for suite in (
     big,
     exchange,
     serve,
+    peers,
     fresh,
     checkpoints,
     plans,
