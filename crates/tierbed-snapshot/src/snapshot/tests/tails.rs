@@ -88,7 +88,7 @@ fn an_index_too_large_for_a_budget_is_published_smaller() {
     let rows: Vec<_> = (0..400_000).map(|row| (key(row), vec![row as f32; 2])).collect();
     let refused = |folder: &Arc<dyn Folder>| {
         let opened = Snapshot::open(Arc::clone(folder), &options(64 << 10));
-        opened.err().expect("64 KiB are too few")
+        opened.expect_err("64 KiB are too few")
     };
     let plain = memory_folder();
     publish_as(&plain, &schema, PageLayout::default(), &rows);
