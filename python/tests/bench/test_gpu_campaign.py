@@ -40,7 +40,7 @@ def test_ceilings_and_training_take_every_path_and_tell_no_times(tmp_path: Path)
         "machine", "copy", "gather", "link", "end_to_end", "end_to_end_ratios",
     }  # fmt: skip
     equal = [row for row in rows if "equal" in row]
-    assert len(equal) == 7
+    assert len(equal) == 8
     assert all(row["equal"] for row in equal)
     for row in rows:
         for name, value in row.items():
