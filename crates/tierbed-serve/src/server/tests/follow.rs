@@ -218,6 +218,8 @@ fn a_follower_sees_every_version_or_a_later_one() {
         until_answers(&server, version);
     });
     assert!(asked > 20, "{asked}");
+    // Answers are of a version a moment before it is told.
+    until("the last version's health", || health(&server)["version"] == json!(13));
     let told = health(&server);
     assert_eq!((&told["version"], &told["status"]), (&json!(13), &json!("ok")));
     assert_eq!(told["snapshot"], json!("models"));
