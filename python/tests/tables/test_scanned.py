@@ -87,3 +87,25 @@ def test_a_full_disk_is_told_and_with_room_all_goes_on(
         scanned.read(0, 10)
     monkeypatch.undo()
     assert torch.equal(scanned.read(0, 10)[0], store.read_rows("a", 0, 10))
+
+
+def test_the_default_dtype_of_torch_changes_nothing(store: tb.Store, tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        export_tables(store, tmp_path / "a.safetensors", "a", chunk_rows=1000, state=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (table,) = find_tables(tmp_path / "a.safetensors").tables
+    weights, state = store.read_rows_and_state("a", 0, ROWS)
+    assert torch.equal(table.weight.whole(), weights)
+    assert torch.equal(table.state["sum"].whole(), state)
+
+
+def test_rows_that_are_cut_are_not_taken_for_untrained_ones(
+    store: tb.Store, tmp_path: Path
+) -> None:
+    rows = ScannedRows(store, "a", tmp_path)
+    rows.read(0, 10)
+    os.ftruncate(rows._file, 8)
+    with pytest.raises(AssertionError, match="was cut"):
+        rows.read(0, 10)

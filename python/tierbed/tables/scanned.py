@@ -68,9 +68,9 @@ class ScannedRows:
         assert self._part is not None
         start, _, words = self._part
         raw = os.pread(self._file, 4 * words * count, 4 * words * (first - start))
-        records = torch.zeros(count, words)
-        found = torch.frombuffer(bytearray(raw), dtype=torch.float32)
-        records.view(-1)[: len(found)] = found
+        # The mark of a row that was cut off would say that it was never trained.
+        assert len(raw) == 4 * words * count, f"the unnamed file of {self._table!r} was cut"
+        records = torch.frombuffer(bytearray(raw), dtype=torch.float32).view(count, words)
         dim = int(self._store.table(self._table)["dim"])
         weights, state, marks = records[:, :dim], records[:, dim:-1], records[:, -1]
         absent = marks == 0.0
@@ -88,6 +88,8 @@ class ScannedRows:
         rows = max(count, self._part_bytes // (4 * words))
         end = min(self._rows, first + rows)
         file = self._new_file()
+        # Rows that nobody writes are zeros, which take no disk.
+        os.ftruncate(file, 4 * words * (end - first))
 
         def keep(name: str, rows: Tensor, weights: Tensor, state: Tensor, uses: Tensor) -> None:
             if name != schema["name"]:
@@ -95,7 +97,7 @@ class ScannedRows:
             of_part = torch.nonzero((rows >= first) & (rows < end))[:, 0]
             ordered, order = rows[of_part].sort()
             of_part = of_part[order]
-            ones = torch.ones(len(of_part), 1)
+            ones = torch.ones(len(of_part), 1, dtype=torch.float32, device="cpu")
             records = torch.cat([weights[of_part], state[of_part], ones], 1).numpy()
             # Rows that follow each other are written at once.
             starts = [0, *(torch.nonzero(ordered.diff() != 1)[:, 0] + 1).tolist(), len(ordered)]
