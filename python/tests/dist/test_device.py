@@ -67,15 +67,9 @@ def test_ranks_that_share_no_memory() -> None:
 
 
 def test_windows() -> None:
-    cases = "bits,sequences/restarts,moved_plans/evaluation,other_steps,nonfinite/late_copies"
-    check(
-        start(
-            f"{cases}/host_only,refusals,failed_launch",
-            "cpu",
-            cases=WINDOW_CASES,
-            TRITON_INTERPRET="1",
-        )
-    )
+    cases = "bits,default_dtype,sequences/restarts,moved_plans/evaluation,other_steps,nonfinite"
+    cases += "/late_copies/host_only,refusals,failed_launch"
+    check(start(cases, "cpu", cases=WINDOW_CASES, TRITON_INTERPRET="1"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -151,6 +151,29 @@ def bits() -> None:
         both(run)
 
 
+def default_dtype() -> None:
+    """Rows, counts and gradients of weights have 32 bits, whatever torch makes by default."""
+
+    def run(folder: str, device: str | None) -> list[torch.Tensor]:
+        torch.set_default_dtype(torch.float64)
+        try:
+            training = Training(folder, device, is_weighted=True)
+            training.dense.float()
+            told = []
+            for planned in training.batches():
+                weights = planned.weights_or_none().float().requires_grad_()
+                ids, lengths = planned.values(), planned.lengths()
+                bags = tb.KeyedJaggedTensor(
+                    planned.keys(), ids, weights, lengths=lengths, stride=BATCH
+                )
+                told += [training.step(bags), weights.grad]
+            return [*told, *training.rows()]
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    both(run)
+
+
 def restarts() -> None:
     """A checkpoint in the middle of a window; the store goes on here or there."""
     for first, second in itertools.product([None, DEVICE], repeat=2):

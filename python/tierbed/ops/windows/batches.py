@@ -130,7 +130,9 @@ class WindowBatches:
         )
         weights_grad = None
         if wants_weights_grad:
-            weights_grad = torch.zeros(batch.indices.numel(), device=self._windows.device)
+            weights_grad = torch.zeros(
+                batch.indices.numel(), dtype=torch.float32, device=self._windows.device
+            )
         try:
             with self._windows.in_order():
                 self._step(batch, grad, numbers, skips_nonfinite, weights_grad)
@@ -155,13 +157,13 @@ class WindowBatches:
         shape = (rows, self._of.output_dim)
         out = torch.empty(shape, dtype=torch.float32, device=self._windows.device)
         head = link.numbers_to_fill(HEAD_WORDS + bags.offsets.numel(), torch.int64)
-        head[:HEAD_WORDS] = torch.tensor([out.data_ptr(), 0, rows])
+        head[:HEAD_WORDS] = torch.tensor([out.data_ptr(), 0, rows], device="cpu")
         head[HEAD_WORDS:] = bags.offsets
         head = link.to_device(head)
         lengths = torch.diff(bags.offsets).view(features, samples)
         batch = RankBatch(
             samples,
-            [int(bags.offsets[at * samples]) for at in range(features + 1)],
+            bags.offsets[::samples].tolist() if samples else [0] * (features + 1),
             link.to_device(entries),
             head[HEAD_WORDS:],
             None if bags.weights is None else link.to_device(bags.weights),

@@ -51,7 +51,9 @@ class Staging:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._parts = [torch.empty(CHUNK_WORDS, device=device) for _ in range(2)]
+        self._parts = [
+            torch.empty(CHUNK_WORDS, dtype=torch.float32, device=device) for _ in range(2)
+        ]
         self._free_after: list[Any] = [None, None]
 
     def next(self, like: Tensor) -> tuple[Tensor, Any]:
@@ -98,10 +100,6 @@ class WindowsOnDevice:
         for at, table in enumerate(tables):
             words = state_words(table["optimizer"], table["dim"])
             self._kinds[at] = Kind(table["dim"], words)
-
-    def kind_of(self, table: int) -> Kind:
-        """Returns the kind of a table's rows."""
-        return self._kinds[table]
 
     @property
     def window(self) -> Window:
@@ -162,10 +160,10 @@ class WindowsOnDevice:
                 f"({self.budget_bytes}); raise it, or look ahead by a smaller window",
                 {"least_bytes": str(least)},
             )
-        self._memory = [
-            torch.empty(words, dtype=torch.float32, device=self.device) for _ in windows
-        ]
+        memory = [torch.empty(words, dtype=torch.float32, device=self.device) for _ in windows]
         self._going_up, self._coming_down = Staging(self.device), Staging(self.device)
+        # Last: what did not fit leaves nothing behind.
+        self._memory = memory
         self._registered = [
             address for address, words in windows if self.link.register(address, 4 * words)
         ]

@@ -102,9 +102,10 @@ class Window:
         self.first_rows = [0] * len(tables)
         """Per table, which row of its kind is its first."""
         counts: dict[Kind, int] = {}
-        for table, (_, count, _, _) in enumerate(tables):
+        for table, (_, count, _, record_words) in enumerate(tables):
             if count:
                 kind = kinds[table]
+                assert kind.record_words == record_words, f"rows of table {table} have other words"
                 self.first_rows[table] = counts.get(kind, 0)
                 counts[kind] = self.first_rows[table] + count
         self.kinds = kinds
