@@ -91,7 +91,7 @@ def count_used_rows(source: Source, half: Source) -> list[TableUse]:
         half: The first half of them, as a source of their own.
     """
     sizes, samples = source.table_sizes, source.train_samples
-    seen = {name: torch.zeros(rows, dtype=torch.bool) for name, rows in sizes.items()}
+    seen = {name: torch.zeros(rows, dtype=torch.bool, device="cpu") for name, rows in sizes.items()}
     ends, counts, first = (samples // 4, samples // 2, samples), list[list[int]](), 0
     for end in ends:
         for batch in source.batches(first, end, COUNT_BATCH):
@@ -195,7 +195,8 @@ class _Batches:
         self.batch_count = max(1, round(whole.batch_count * times))
         self._has_reads = half.later_epoch.read_bytes_per_batch > 0.0
         # Where lists of windows become short, far windows share one, and rows move twice.
-        self._waiting_bytes = whole.dram_part_bytes.get("waiting rows", 0)
+        is_planned = whole.order == "forward"
+        self._waiting_bytes = whole.dram_part_bytes["waiting rows"] if is_planned else 0
         has_spans = self._waiting_bytes < PAGE_BYTES * whole.window_count * times
         self.moves = 2 if has_spans and not whole.span_windows else 1
 
