@@ -49,7 +49,7 @@ impl Batch {
             offsets: (0..=(SAMPLES * FEATURES) as i64).collect(),
             arena: (0..row_count * WORDS).map(|i| (i % 97) as f32 * 0.01).collect(),
             matrix: vec![0.01; SAMPLES * FEATURES * DIM],
-            sums: RowSums::default(),
+            sums: RowSums::new(u64::MAX),
         }
     }
 
@@ -92,7 +92,7 @@ impl Batch {
             FeatureStep { rows, table, step, number_first: at * number_count, number_count }
         };
         let features: Vec<_> = self.rows().into_iter().enumerate().map(feature).collect();
-        let count = kernels.step_batch(&self.matrix, &features, &mut sums, &mut arena);
+        let count = kernels.step_batch(&self.matrix, &features, &mut sums, &mut arena).unwrap_or(0);
         self.arena = arena;
         self.sums = sums;
         count

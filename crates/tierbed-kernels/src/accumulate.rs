@@ -42,13 +42,16 @@ pub(crate) trait Source {
 
 /// A loop nest that adds vectors of `dim` elements, compiled per remainder of `dim` by 64.
 pub(crate) trait Shaped {
+    /// What it returns.
+    type Output;
+
     /// Runs with `REST` whole vectors behind the last block, and then a part if `TAIL`.
-    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self);
+    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) -> Self::Output;
 }
 
 /// Runs `nest` in the shape of `dim`.
 #[inline(always)]
-pub(crate) fn by_shape<L: Lanes, N: Shaped>(nest: N, dim: usize) {
+pub(crate) fn by_shape<L: Lanes, N: Shaped>(nest: N, dim: usize) -> N::Output {
     match (dim % BLOCK / LANES, !dim.is_multiple_of(LANES)) {
         (0, false) => nest.run_shaped::<L, 0, false>(),
         (0, true) => nest.run_shaped::<L, 0, true>(),

@@ -1,7 +1,7 @@
 //! Bags of a feature whose rows are given by number.
 //!
-//! A whole batch is worked on in blocks of samples, feature by feature in each: outputs and
-//! gradients are passed once, from front to back, and only rows are jumped to. Which row an index
+//! A whole batch is worked on sample by sample, or in blocks of few: outputs and gradients are
+//! passed once, from front to back, and only rows are jumped to. Which row an index
 //! uses is a small number, such as an entry of a window; its place in the arena follows by
 //! arithmetic, by way of a list of slots where rows have no fixed place.
 
@@ -12,8 +12,9 @@ use std::ops::Range;
 use crate::accumulate::Source;
 use crate::layout::{is_one_hot, Columns, Pooling};
 
-/// Samples of a block. One by one, the numbers and offsets of all features would be read in turns,
-/// and these lie apart by powers of two, so that they drive each other from the nearest cache.
+/// Samples of a block, in which numbers and offsets of a feature are read. One by one, those of all
+/// features would be read in turns, and these lie apart by powers of two, so that they drive each
+/// other from the nearest cache.
 pub(crate) const BLOCK_BAGS: usize = 16;
 /// How many indices of a feature ahead the processor is asked to fetch rows.
 pub(crate) const INDICES_AHEAD: usize = 16;
@@ -109,12 +110,6 @@ impl FeatureRows<'_> {
         let first = self.offsets[0];
         (start - first) as usize..(end - first) as usize
     }
-}
-
-/// Cuts `bag_count` bags into blocks.
-pub(crate) fn blocks(bag_count: usize) -> impl Iterator<Item = Range<usize>> {
-    let firsts = (0..bag_count).step_by(BLOCK_BAGS);
-    firsts.map(move |first| first..(first + BLOCK_BAGS).min(bag_count))
 }
 
 /// Rows of a feature as they are added up.

@@ -37,6 +37,15 @@ impl Grads<'_> {
     /// `Invalid` otherwise.
     pub fn check(&self, bags: &Bags<'_>) -> Result<()> {
         check_finite(self.output)?;
+        self.check_weights(bags)
+    }
+
+    /// Checks the weights, as [`check`](Self::check) does: of a step that checks the gradient as it
+    /// is added.
+    ///
+    /// # Errors
+    /// `Invalid` otherwise.
+    pub fn check_weights(&self, bags: &Bags<'_>) -> Result<()> {
         if bags.weights.is_some_and(|weights| !Kernels::detect().are_finite(weights)) {
             return Err(Error::invalid("weights of ids hold nan or inf; no row was changed"));
         }
@@ -60,11 +69,17 @@ pub fn check_finite(gradient: &[f32]) -> Result<()> {
     if Kernels::detect().are_finite(gradient) {
         return Ok(());
     }
-    Err(Error::invalid("gradient of rows holds nan or inf; no row was changed").with(
+    Err(not_finite())
+}
+
+/// Returns the error of a gradient that holds nan or inf, whose step was not made.
+#[must_use]
+pub fn not_finite() -> Error {
+    Error::invalid("gradient of rows holds nan or inf; no row was changed").with(
         "remedy",
         "find where the loss overflows, or skip such steps with \
          set_grad_scaler or on_nonfinite='skip'",
-    ))
+    )
 }
 
 /// The sum of `value - value` over `values`: 0 for numbers, nan as soon as one is nan or inf.
@@ -131,7 +146,7 @@ pub struct Groups<'a> {
 
 impl Kernels {
     /// Tells whether no value is nan or inf.
-    fn are_finite(self, values: &[f32]) -> bool {
+    pub(crate) fn are_finite(self, values: &[f32]) -> bool {
         self.run(DifferencesFromItself { values }) == 0.0
     }
 
@@ -293,6 +308,8 @@ impl<S: Source> Job for AddGrads<'_, S> {
 }
 
 impl<S: Source> Shaped for AddGrads<'_, S> {
+    type Output = ();
+
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         // By position, as cutting `sums` into chunks would begin with a division per call.

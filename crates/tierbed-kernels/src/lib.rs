@@ -35,11 +35,11 @@ mod simd;
 pub use batch::{FeatureRows, Places};
 pub use codec::{Codec, Codes, ProductQuantizer};
 pub use feature_layout::{Feature, FeatureLayout};
-pub use grad::{check_finite, Grads, Groups, Occurrence, Upstream};
+pub use grad::{check_finite, not_finite, Grads, Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use matrix::Matrix;
-pub use optim::{FeatureStep, Hyper, Prepared, RowSums};
+pub use optim::{FeatureStep, Hyper, Prepared, RowSums, SumsNeed};
 pub use pool_to::{Destination, PoolFeature};
 pub use simd::{prefetch, Isa};
 

@@ -138,6 +138,8 @@ impl<S: Source> Job for PoolAdd<'_, S> {
 }
 
 impl<S: Source> Shaped for PoolAdd<'_, S> {
+    type Output = ();
+
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         for bag in self.bags.first_bag()..self.bags.bag_count() {

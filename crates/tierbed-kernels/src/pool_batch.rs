@@ -5,10 +5,8 @@
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per bag, by slicing")]
 
-use std::ops::Range;
-
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped};
-use crate::batch::{blocks, FeatureRows, RowsOf, BLOCK_BAGS, INDICES_AHEAD};
+use crate::batch::{FeatureRows, RowsOf, BLOCK_BAGS, INDICES_AHEAD};
 use crate::layout::Pooling;
 use crate::pool::divide;
 use crate::simd::{prefetch, Job, Lanes, LANES};
@@ -64,44 +62,78 @@ impl Job for PoolBatch<'_> {
 }
 
 impl Shaped for PoolBatch<'_> {
+    type Output = ();
+
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         let Self { arena, features, dim, out } = self;
         // Copied, so that nothing written to `out` can change them.
-        let of_dim = features.iter().filter(|rows| rows.columns.dim == dim);
-        let of_dim: Vec<_> = of_dim.map(|rows| (*rows, rows.is_copied())).collect();
+        let of_dim = || features.iter().filter(|rows| rows.columns.dim == dim).copied();
+        let copied: Vec<_> = of_dim().filter(FeatureRows::is_copied).collect();
+        let summed: Vec<_> = of_dim().filter(|rows| !rows.is_copied()).collect();
         let batch_size = features.first().map_or(0, FeatureRows::bag_count);
-        for block in blocks(batch_size) {
-            for &(rows, is_copied) in &of_dim {
-                if is_copied {
-                    copy_block::<L, REST, TAIL>(arena, rows, block.clone(), out);
-                    continue;
-                }
-                for bag in block.clone() {
-                    // The block after this one lies on pages no processor looks at by itself.
-                    prefetch(out, rows.columns.start(bag + BLOCK_BAGS), dim);
-                    pool_bag::<L, REST, TAIL>(arena, &rows, bag, out);
-                }
+        let mut copies = Copies::new(&copied, batch_size);
+        for bag in 0..batch_size {
+            copies.copy_rows::<L, REST, TAIL>(arena, bag, out);
+            for rows in &summed {
+                pool_bag::<L, REST, TAIL>(arena, rows, bag, out);
             }
         }
     }
 }
 
-// Bags of one index each: the sum is the row.
-#[inline(always)]
-fn copy_block<L: Lanes, const REST: usize, const TAIL: bool>(
-    arena: &[f32],
-    rows: FeatureRows<'_>,
-    block: Range<usize>,
-    out: &mut [f32],
-) {
-    let FeatureRows { numbers, places, columns, .. } = rows;
-    for bag in block {
-        if let Some(&soon) = numbers.get(bag + INDICES_AHEAD) {
-            prefetch(arena, places.start(soon), columns.dim);
+/// Where the rows of some samples lie that features copy: sample by sample, so that what is
+/// written lies side by side.
+///
+/// Numbers are read by blocks of a feature all the same. Those of all features lie apart by powers
+/// of two, so that in turns they would drive each other from the nearest cache.
+struct Copies<'a> {
+    features: &'a [FeatureRows<'a>],
+    batch_size: usize,
+    /// First words of the rows of two blocks, `[2 * BLOCK_BAGS, F]`.
+    starts: Vec<usize>,
+}
+
+impl<'a> Copies<'a> {
+    fn new(features: &'a [FeatureRows<'a>], batch_size: usize) -> Self {
+        let starts = vec![0; 2 * BLOCK_BAGS * features.len()];
+        let mut copies = Self { features, batch_size, starts };
+        copies.find(0);
+        copies
+    }
+
+    /// Finds the rows of the block of samples that begins with `first`, if there is one.
+    #[inline(always)]
+    fn find(&mut self, first: usize) {
+        let end = (first + BLOCK_BAGS).min(self.batch_size);
+        let count = self.features.len();
+        for (at, rows) in self.features.iter().enumerate() {
+            let places = rows.places;
+            for bag in first..end {
+                self.starts[bag % (2 * BLOCK_BAGS) * count + at] = places.start(rows.numbers[bag]);
+            }
         }
-        let row = &arena[places.start(numbers[bag])..][..columns.dim];
-        copy_row::<L, REST, TAIL>(row, &mut out[columns.range(bag)]);
+    }
+
+    // Bags of one index each: the sum is the row.
+    #[inline(always)]
+    fn copy_rows<L: Lanes, const REST: usize, const TAIL: bool>(
+        &mut self,
+        arena: &[f32],
+        bag: usize,
+        out: &mut [f32],
+    ) {
+        if bag.is_multiple_of(BLOCK_BAGS) {
+            self.find(bag + BLOCK_BAGS);
+        }
+        let count = self.features.len();
+        let of = |bag: usize| &self.starts[bag % (2 * BLOCK_BAGS) * count..][..count];
+        for ((rows, &start), &soon) in self.features.iter().zip(of(bag)).zip(of(bag + 1)) {
+            let columns = rows.columns;
+            prefetch(arena, soon, columns.dim);
+            let row = &arena[start..][..columns.dim];
+            copy_row::<L, REST, TAIL>(row, &mut out[columns.range(bag)]);
+        }
     }
 }
 

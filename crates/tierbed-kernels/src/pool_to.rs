@@ -340,6 +340,8 @@ impl<P: Pooled, T: Destination> Job for PoolTo<'_, P, T> {
 }
 
 impl<P: Pooled, T: Destination> Shaped for PoolTo<'_, P, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         let PoolFeature { feature, offsets, pooling, dim } = self.of;

@@ -76,8 +76,9 @@ impl Batch {
         let features: Vec<_> = tables.iter().map(feature).collect();
         let samples = rng.below(40) as usize;
         let mut offsets = vec![0];
+        let is_one_hot = rng.below(3) == 0;
         for _ in 0..features.len() * samples {
-            let len = [1, 1, 1, 0, 4][rng.below(5) as usize];
+            let len = if is_one_hot { 1 } else { [1, 1, 1, 0, 4][rng.below(5) as usize] };
             offsets.push(offsets.last().unwrap() + len);
         }
         let index_count = *offsets.last().unwrap() as usize;
@@ -118,6 +119,17 @@ impl Batch {
             }
         };
         self.features.iter().enumerate().map(rows).collect()
+    }
+
+    fn steps<'a>(&'a self, rows: &[FeatureRows<'a>]) -> Vec<FeatureStep<'a>> {
+        let step = |(rows, feature): (&FeatureRows<'a>, &Feature)| FeatureStep {
+            rows: *rows,
+            table: TableId(feature.table as u32),
+            step: &self.tables[feature.table].step,
+            number_first: feature.table * ROWS,
+            number_count: ROWS,
+        };
+        rows.iter().zip(&self.features).map(step).collect()
     }
 
     fn matrix_len(&self) -> usize {
@@ -221,20 +233,44 @@ proptest! {
         let grad = draw(Numbers::Tame, seed, batch.matrix_len());
         for kernels in all_kernels() {
             let (expected, row_count) = batch.step_by_row(kernels, &grad);
-            let mut sums = RowSums::default();
-            let rows = batch.rows();
-            let features: Vec<_> = rows.iter().zip(&batch.features).map(|(rows, feature)| {
-                let step = &batch.tables[feature.table].step;
-                let table = TableId(feature.table as u32);
-                let number_first = feature.table * ROWS;
-                FeatureStep { rows: *rows, table, step, number_first, number_count: ROWS }
-            }).collect();
-            let mut arena = batch.arena.clone();
-            // Twice, so that work arrays of the first time are met by the second.
-            for _ in 0..2 {
-                arena.copy_from_slice(&batch.arena);
+            // Room for all sums, for some, for those of one table.
+            for sum_bytes_max in [u64::MAX, seed % 4096, 0] {
+                let mut sums = RowSums::new(sum_bytes_max);
+                let rows = batch.rows();
+                let features = batch.steps(&rows);
+                let mut arena = batch.arena.clone();
+                // Twice, so that work arrays of the first time are met by the second.
+                for _ in 0..2 {
+                    arena.copy_from_slice(&batch.arena);
+                    let found = kernels.step_batch(&grad, &features, &mut sums, &mut arena);
+                    prop_assert_eq!(found, Some(row_count));
+                    assert_same_bits(&arena, &expected, kernels.isa().name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_is_no_number_changes_nothing(batch in batches(), seed: u64) {
+        let grad = draw(Numbers::Tame, seed, batch.matrix_len());
+        prop_assume!(!grad.is_empty());
+        let at = seed as usize % grad.len();
+        let wrongs = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        let mut wrong = grad.clone();
+        wrong[at] = wrongs[seed as usize % wrongs.len()];
+        for kernels in all_kernels() {
+            let (expected, row_count) = batch.step_by_row(kernels, &grad);
+            for sum_bytes_max in [u64::MAX, seed % 4096, 0] {
+                let mut sums = RowSums::new(sum_bytes_max);
+                let rows = batch.rows();
+                let features = batch.steps(&rows);
+                let mut arena = batch.arena.clone();
+                let found = kernels.step_batch(&wrong, &features, &mut sums, &mut arena);
+                prop_assert_eq!(found, None);
+                assert_same_bits(&arena, &batch.arena, kernels.isa().name());
+                // What was added before it was seen is forgotten.
                 let found = kernels.step_batch(&grad, &features, &mut sums, &mut arena);
-                prop_assert_eq!(found, row_count);
+                prop_assert_eq!(found, Some(row_count));
                 assert_same_bits(&arena, &expected, kernels.isa().name());
             }
         }

@@ -121,6 +121,8 @@ impl<D: Decoder> Job for DecodeRows<'_, D> {
 }
 
 impl<D: Decoder> Shaped for DecodeRows<'_, D> {
+    type Output = ();
+
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         let Self { decoder, codes: Codes { arena, starts, .. }, code_bytes, dim, out } = self;

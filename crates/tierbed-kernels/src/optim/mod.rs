@@ -9,6 +9,7 @@
 
 mod adagrad;
 mod adam;
+mod add;
 mod partial_row_wise_adam;
 mod row;
 mod row_wise_adagrad;
@@ -23,7 +24,7 @@ use crate::Kernels;
 use row::{Decay, NoDecay, L2};
 
 pub use step::FeatureStep;
-pub use sums::RowSums;
+pub use sums::{RowSums, SumsNeed};
 
 /// Hyperparameters of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]

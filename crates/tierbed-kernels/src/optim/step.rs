@@ -1,12 +1,13 @@
 //! One optimizer step for the rows of a batch, each row once, in place.
 //!
-//! Table after table: the gradients of its rows are summed ([`super::sums`]), then its rows are
-//! stepped in the order of their first use, fetched ahead.
+//! First the gradients of all rows are summed ([`super::sums`]), and are seen to be numbers. Then,
+//! table after table, rows are stepped in the order of their first use, fetched ahead.
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
 
 use tierbed_core::TableId;
 
+use super::add::Added;
 use super::sums::RowSums;
 use super::{AnyUpdate, Decay, NoDecay, Optimizer, Prepared, RowMut, L2};
 use crate::batch::FeatureRows;
@@ -35,7 +36,7 @@ pub struct FeatureStep<'a> {
 impl Kernels {
     /// Sums the gradients of each row over all its uses and applies one step to its record, in
     /// place: weights, state, and one more use in the last word of the record. Returns how many
-    /// rows were stepped.
+    /// rows were stepped; `None` when a gradient is nan or inf: no record was changed then.
     ///
     /// `grad` is `[B, stride]`, or `[E, stride]` for features without pooling.
     ///
@@ -48,9 +49,9 @@ impl Kernels {
         features: &[FeatureStep<'_>],
         sums: &mut RowSums,
         arena: &mut [f32],
-    ) -> usize {
+    ) -> Option<usize> {
         let Some(batch_size) = features.first().map(|feature| feature.rows.bag_count()) else {
-            return 0;
+            return Some(0);
         };
         for FeatureStep { rows, .. } in features {
             rows.check();
@@ -59,19 +60,66 @@ impl Kernels {
         }
         let numbers_end = |one: &FeatureStep<'_>| one.number_first + one.number_count;
         sums.know(features.iter().map(numbers_end).max().unwrap_or(0));
-        let mut row_count = 0;
-        for table in distinct(features.iter().map(|feature| feature.table)) {
-            let of_table = || features.iter().filter(|feature| feature.table == table);
-            let index_count = of_table().map(|feature| feature.rows.numbers.len()).sum();
-            let Some(first) = of_table().next() else { continue };
-            sums.begin(first.rows.columns.dim, index_count, first.number_count);
-            for feature in of_table() {
-                self.add_feature(grad, feature, sums);
-            }
-            row_count += sums.rows().len();
-            self.step_table(first, sums, arena);
+        // Gradients of empty bags are added to no row.
+        let adds_all = features.iter().all(|feature| feature.rows.is_one_hot());
+        if !adds_all && !self.are_finite(grad) {
+            return None;
         }
-        row_count
+        let all: Vec<_> = features.iter().collect();
+        if sums.may_have_room() {
+            match self.sum(grad, &all, sums) {
+                Added::Numbers => return Some(self.step_tables(&all, sums, arena)),
+                Added::NotFinite => {
+                    sums.clear(&all);
+                    return None;
+                }
+                Added::NoRoom => sums.clear(&all),
+            }
+        }
+        if adds_all && !self.are_finite(grad) {
+            return None;
+        }
+        let mut row_count = 0;
+        let mut vector_count = 0;
+        for table in distinct(features.iter().map(|feature| feature.table)) {
+            let of_table: Vec<_> = features.iter().filter(|one| one.table == table).collect();
+            let added = self.sum(grad, &of_table, sums);
+            assert_eq!(added, Added::Numbers, "there is room for the sums of each table");
+            vector_count += sums.vector_count();
+            row_count += self.step_tables(&of_table, sums, arena);
+        }
+        sums.note_vectors(vector_count);
+        Some(row_count)
+    }
+
+    fn sum(self, grad: &[f32], features: &[&FeatureStep<'_>], sums: &mut RowSums) -> Added {
+        sums.begin(features);
+        let mut all = Added::Numbers;
+        for dim in distinct(features.iter().map(|feature| feature.rows.columns.dim)) {
+            let is_of_dim = |one: &&&FeatureStep<'_>| one.rows.columns.dim == dim;
+            let of_dim: Vec<_> = features.iter().filter(is_of_dim).copied().collect();
+            match self.add_features(grad, &of_dim, sums) {
+                Added::Numbers => {}
+                Added::NotFinite => all = Added::NotFinite,
+                Added::NoRoom => return Added::NoRoom,
+            }
+        }
+        all
+    }
+
+    // Returns how many rows were stepped.
+    fn step_tables(
+        self,
+        features: &[&FeatureStep<'_>],
+        sums: &mut RowSums,
+        arena: &mut [f32],
+    ) -> usize {
+        for table in distinct(features.iter().map(|feature| feature.table)) {
+            if let Some(first) = features.iter().find(|feature| feature.table == table) {
+                self.step_table(first, sums, arena);
+            }
+        }
+        sums.end()
     }
 
     // `feature` is any feature of the table: its rows lie where those of the others lie.
@@ -117,18 +165,24 @@ impl<O: Optimizer, D: Decay> Job for StepTable<'_, O, D> {
     fn run<L: Lanes>(self) {
         let Table { feature, sums, arena } = self.table;
         let FeatureRows { places, columns, .. } = feature.rows;
-        for at in 0..sums.rows().len() {
-            if let Some(&soon) = sums.rows().get(at + ROWS_AHEAD) {
-                prefetch(arena, places.start(soon), places.words);
+        let rows = sums.rows(feature.table);
+        for at in rows.clone() {
+            if at + ROWS_AHEAD < rows.end {
+                let soon = sums.used(at + ROWS_AHEAD);
+                prefetch(arena, places.start(soon.number), places.words);
+                sums.prefetch(soon, columns.dim);
             }
-            let number = sums.rows()[at];
-            let record = &mut arena[places.start(number)..][..places.words];
+            let row = sums.used(at);
+            let record = &mut arena[places.start(row.number)..][..places.words];
             let (weights, rest) = record.split_at_mut(columns.dim);
             let [state @ .., use_count] = rest else { continue };
             *use_count = f32::from_bits(use_count.to_bits().saturating_add(1));
-            let sum = &sums.sum(at)[..columns.dim];
-            self.optimizer.update::<L, D>(RowMut { weights, state }, sum, self.decay);
+            let sum = sums.sum(row, columns.dim);
+            let row_mut = RowMut { weights, state };
+            self.optimizer.update::<L, D>(row_mut, &sum[..columns.dim], self.decay);
+            // While it is near.
+            sum.fill(0.0);
+            sums.forget(feature.number_first + row.number as usize);
         }
-        sums.forget(feature.number_first);
     }
 }

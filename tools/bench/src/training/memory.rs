@@ -46,7 +46,7 @@ impl Memory {
             words,
             arena,
             step: 0,
-            sums: RowSums::default(),
+            sums: RowSums::new(u64::MAX),
             rows: Vec::new(),
             numbers: Vec::new(),
         }
@@ -103,7 +103,8 @@ impl Memory {
             number_count: self.rows.len(),
         };
         let features: Vec<_> = rows.map(step).collect();
-        self.kernels.step_batch(grad, &features, &mut sums, &mut arena);
+        let stepped = self.kernels.step_batch(grad, &features, &mut sums, &mut arena);
+        assert!(stepped.is_some(), "the gradient of the bench is finite");
         (self.arena, self.sums) = (arena, sums);
         Ok(())
     }

@@ -86,7 +86,7 @@ impl PlannedEngine {
         self.find_again(plan, bags, plan.output_len(bags), Some(found))?;
         let noted = self.note_window();
         self.poison.on_any(noted)?;
-        self.begin_step(plan)?;
+        self.count_step(plan);
         self.pipeline.current.note_stepped_away();
         self.counters.step_count += 1;
         self.finish_batch()?;

@@ -269,7 +269,7 @@ impl PlannedEngine {
             device,
             pipeline: WindowPipeline::new(Box::new(mover), current, storage),
             hypers,
-            scratch: Scratch::default(),
+            scratch: Scratch::new(config.dram_budget_bytes),
             kernels: Kernels::named(&config.isa)?,
             schema,
             epoch: stored.position.epoch,

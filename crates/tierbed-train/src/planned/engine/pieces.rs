@@ -70,7 +70,7 @@ impl PlannedEngine {
 
     fn step_piece(&mut self, piece: Piece<'_>, mut grads: Grads<'_>) -> Result<()> {
         let Piece { layout, bags, .. } = piece;
-        grads.check(bags)?;
+        grads.check_weights(bags)?;
         self.poison.check()?;
         layout.check_shape(bags, grads.output.len())?;
         let range = self.range_of(piece)?;
@@ -79,8 +79,7 @@ impl PlannedEngine {
         }
         self.bring_back()?;
         self.note_window()?;
-        self.is_in_pieces = true;
-        let steps = self.begin_step(layout)?;
+        let steps = self.next_steps(layout)?;
         // The entries are borrowed from what the step needs too.
         let entries = std::mem::take(&mut self.scratch.entries);
         let own = &entries[range];
@@ -89,8 +88,11 @@ impl PlannedEngine {
                 self.weight_grads(&rows, grads.output, weights_grad);
             }
         }
-        self.step_rows(Unpacked { entries: own, plan: layout, bags }, &steps, grads.output);
+        let stepped =
+            self.step_rows(Unpacked { entries: own, plan: layout, bags }, &steps, grads.output);
         self.scratch.entries = entries;
+        stepped?;
+        self.is_in_pieces = true;
         Ok(())
     }
 

@@ -86,7 +86,8 @@ impl Reservations {
         let PlannedTables { schema, plan } = tables;
         let budget = Budget::new(config.dram_budget_bytes);
         let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
-        let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);
+        let limit_bytes = config.dram_budget_bytes;
+        let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max, limit_bytes);
         let fixed_bytes = sizes.fixed_bytes() + scratch_bytes + DUMP_BUF_BYTES as u64;
         let free_bytes = config.dram_budget_bytes.saturating_sub(fixed_bytes);
         let request = SpanRequest {

@@ -1,7 +1,7 @@
 //! Work arrays of one batch, kept from call to call and paid for at opening.
 
 use tierbed_core::{Bags, Schema};
-use tierbed_kernels::RowSums;
+use tierbed_kernels::{RowSums, SumsNeed};
 
 use super::Position;
 use crate::batch_token::BatchToken;
@@ -28,19 +28,37 @@ pub(crate) struct Scratch {
     pub(crate) sums: RowSums,
 }
 
+/// Sums of a batch take at most this share of the budget, unless one table needs more.
+const SUMS_SHARE: u64 = 16;
+
 impl Scratch {
+    /// Makes the arrays of an engine with that budget.
+    pub(crate) fn new(dram_budget_bytes: u64) -> Self {
+        Self { sums: RowSums::new(dram_budget_bytes / SUMS_SHARE), ..Self::default() }
+    }
+
     /// Tells whether `bags` are as many per feature as those unpacked.
     pub(crate) fn has_bounds_of(&self, bags: &Bags<'_>) -> bool {
         bags.indices.len() == self.entries.len() && bags.bounds().eq(self.bounds.iter().copied())
     }
 
-    /// Returns the most bytes the arrays can take along `plan`.
-    pub(crate) fn memory_bytes(schema: &Schema, plan: &EpochPlan, entries_max: usize) -> u64 {
-        let indices = plan.batch_indices_max() as u64;
-        let dim_max = schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize;
-        let table_max = plan.counts().flatten().copied().max().unwrap_or(0);
-        let sums = RowSums::memory_bytes(indices, dim_max, entries_max as u64, table_max.into());
+    /// Returns the most bytes the arrays can take along `plan`, in an engine with that budget.
+    pub(crate) fn memory_bytes(
+        schema: &Schema,
+        plan: &EpochPlan,
+        entries_max: usize,
+        dram_budget_bytes: u64,
+    ) -> u64 {
+        let index_count = plan.batch_indices_max() as u64;
+        let sums = RowSums::memory_bytes(SumsNeed {
+            index_count,
+            dim: schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize,
+            number_count: entries_max as u64,
+            table_rows: plan.counts().flatten().copied().max().unwrap_or(0).into(),
+            table_count: schema.tables().len() as u64,
+            sum_bytes_max: dram_budget_bytes / SUMS_SHARE,
+        });
         // The vectors of entries and starts grow by doubling.
-        2 * (4 + 8) * indices + sums
+        2 * (4 + 8) * index_count + sums
     }
 }

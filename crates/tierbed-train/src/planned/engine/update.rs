@@ -9,7 +9,9 @@
 )]
 
 use tierbed_core::{Bags, Result};
-use tierbed_kernels::{Feature, FeatureLayout, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
+use tierbed_kernels::{
+    not_finite, Feature, FeatureLayout, FeatureRows, FeatureStep, Grads, Hyper, Pooling, Prepared,
+};
 
 use super::lookup::feature_rows;
 use super::PlannedEngine;
@@ -37,38 +39,53 @@ impl PlannedEngine {
         mut grads: Grads<'_>,
         found: Option<BatchToken>,
     ) -> Result<()> {
-        grads.check(bags)?;
+        grads.check_weights(bags)?;
         self.find_again(plan, bags, grads.output.len(), found)?;
         self.bring_back()?;
         let noted = self.note_window();
         self.poison.on_any(noted)?;
-        let steps = self.begin_step(plan)?;
+        let steps = self.next_steps(plan)?;
         if let Some(weights_grad) = grads.weights.as_deref_mut() {
             for rows in feature_rows(&self.pipeline, &self.scratch.entries, plan, bags) {
                 self.weight_grads(&rows, grads.output, weights_grad);
             }
         }
         let entries = std::mem::take(&mut self.scratch.entries);
-        self.step_rows(Unpacked { entries: &entries, plan, bags }, &steps, grads.output);
+        let batch = Unpacked { entries: &entries, plan, bags };
+        let stepped = self.step_rows(batch, &steps, grads.output);
         self.scratch.entries = entries;
+        stepped?;
         self.counters.step_count += 1;
         self.finish_batch()
     }
 
-    /// Counts a step for every table of `plan`; returns the steps, feature after feature.
-    pub(super) fn begin_step(&mut self, plan: &FeatureLayout) -> Result<Vec<Prepared>> {
+    /// Counts a step for every table of `plan`.
+    pub(super) fn count_step(&mut self, plan: &FeatureLayout) {
         for table in plan.tables() {
             self.hypers.of_mut(table).step += 1;
         }
+    }
+
+    /// Returns the steps that come next, feature after feature.
+    pub(super) fn next_steps(&self, plan: &FeatureLayout) -> Result<Vec<Prepared>> {
         let prepared = |feature: &Feature| {
             let hyper = self.hypers.of(feature.table);
-            Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, hyper))
+            let hyper = Hyper { step: hyper.step + 1, ..*hyper };
+            Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, &hyper))
         };
         plan.features().iter().map(prepared).collect()
     }
 
-    /// Steps the rows of `bags`, whose `entries` are one per index.
-    pub(super) fn step_rows(&mut self, batch: Unpacked<'_>, steps: &[Prepared], grad: &[f32]) {
+    /// Steps the rows of `bags`, whose `entries` are one per index, and counts it.
+    ///
+    /// # Errors
+    /// `Invalid` for a gradient that holds nan or inf: nothing is changed then.
+    pub(super) fn step_rows(
+        &mut self,
+        batch: Unpacked<'_>,
+        steps: &[Prepared],
+        grad: &[f32],
+    ) -> Result<()> {
         let Unpacked { entries, plan, bags } = batch;
         assert_eq!(steps.len(), plan.features().len(), "every feature has a step");
         let current = &self.pipeline.current.plan;
@@ -81,8 +98,11 @@ impl PlannedEngine {
             features.push(FeatureStep { rows, table, step, number_first, number_count });
         }
         let arena = self.pipeline.current.arena_mut();
-        let row_count = self.kernels.step_batch(grad, &features, &mut self.scratch.sums, arena);
+        let stepped = self.kernels.step_batch(grad, &features, &mut self.scratch.sums, arena);
+        let row_count = stepped.ok_or_else(not_finite)?;
         self.counters.row_update_count += row_count as u64;
+        self.count_step(plan);
+        Ok(())
     }
 
     /// The gradient of a weight is the row times the bag's gradient, over the count for "mean".
