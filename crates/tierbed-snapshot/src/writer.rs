@@ -281,6 +281,23 @@ impl SnapshotWriter {
     /// keep; `NoSpace` and `Io` from the folder. A row pushed twice is noticed by
     /// [`finish`](Self::finish).
     pub fn push(&mut self, table: TableId, row: RowId, weights: &[f32]) -> Result<()> {
+        let mut code = std::mem::take(&mut self.code);
+        code.resize(self.code_bytes(table)?, 0);
+        if self.code(RowKey::new(table, row), weights, &mut code)? {
+            self.push_code(table, row, &code)?;
+        }
+        self.code = code;
+        Ok(())
+    }
+
+    /// Returns the bytes of a coded row of `table`.
+    pub(crate) fn code_bytes(&self, table: TableId) -> Result<usize> {
+        Ok(self.codecs.of(table).code_bytes(self.schema.table(table)?.dim as usize))
+    }
+
+    /// Codes the weights of a row as [`push`](Self::push) does; false where the row is not stored.
+    pub(crate) fn code(&mut self, key: RowKey, weights: &[f32], code: &mut [u8]) -> Result<bool> {
+        let RowKey { table, row } = key;
         let schema = shape_of(&self.schema, table, row)?;
         if weights.len() != schema.dim as usize {
             return Err(Error::invalid("row has another number of elements than its table")
@@ -288,16 +305,10 @@ impl SnapshotWriter {
                 .with("expected", schema.dim)
                 .with("found", weights.len()));
         }
-        let mut code = std::mem::take(&mut self.code);
         let codec = self.codecs.of(table);
-        code.resize(codec.code_bytes(weights.len()), 0);
-        encode(codec, RowKey::new(table, row), weights, &mut code)?;
+        encode(codec, key, weights, code)?;
         let may_skip = *codec != Codec::F32 && self.base.is_none();
-        if !(may_skip && self.initial.is(schema, codec, row, &code)) {
-            self.push_code(table, row, &code)?;
-        }
-        self.code = code;
-        Ok(())
+        Ok(!(may_skip && self.initial.is(schema, codec, row, code)))
     }
 
     /// As [`push`](Self::push), for a row that is coded already, in the table's codec.

@@ -19,6 +19,7 @@ mod hypers;
 pub mod planned;
 mod repair;
 mod sharded;
+mod sort_keys;
 mod unsorted;
 pub mod window;
 

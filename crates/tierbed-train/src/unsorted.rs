@@ -1,26 +1,29 @@
 //! A serving snapshot of rows that come in no order: the same rows, the same bytes.
 //!
-//! All rows are sorted at once, by table, use count and row, in the memory that is given.
+//! All rows are sorted at once, by table, use count and row, in the memory that is given. They wait
+//! on disk as the snapshot codes them, each in the bytes of its own table, and give that space back
+//! as they are written: at no time is there hardly more on disk than the rows once.
 
 #![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
 
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
-use tierbed_io::sorter::{ExternalSorter, SorterOptions};
-use tierbed_io::Folder;
+use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, RowKey, Schema, TableId};
+use tierbed_io::sorter::{ExternalSorter, PayloadClasses, SorterOptions};
+use tierbed_io::{Folder, PAGE_BYTES};
 use tierbed_snapshot::shards::PublishWriter;
 use tierbed_snapshot::{BaseChain, PageLayout, Report};
 
 use crate::attachments::check_names;
 use crate::planned::AnySink;
+use crate::sort_keys::SortKeys;
 use crate::window::publish::PublishProgress;
 
-/// Sort key: table, use count inverted, row; most significant byte first.
-const KEY_BYTES: usize = 4 + 4 + 8;
 /// Rows between two progress calls.
 const PROGRESS_ROWS: u64 = 1 << 16;
+/// Half of so much memory is kept for rows before the writer takes its own.
+const AMPLE_BYTES: u64 = 8 << 20;
 
 /// What is published where, and the memory for sorting it.
 pub(crate) struct Publication<'a> {
@@ -74,8 +77,14 @@ pub(crate) fn show(progress: &mut PublishProgress<'_>, done: u64, total: u64) ->
 pub(crate) struct UnsortedRows {
     writer: PublishWriter,
     sorter: ExternalSorter,
+    keys: SortKeys,
     dims: Vec<usize>,
-    payload: Vec<u8>,
+    memory: Budget,
+    /// The writer takes no more memory while it takes rows, but a page for each table.
+    is_plain: bool,
+    /// Of the row that is being added.
+    waiting: Vec<u8>,
+    weights: Vec<f32>,
     /// Rows added, in all and of each table.
     pushed: u64,
     row_counts: Vec<u64>,
@@ -88,23 +97,44 @@ impl UnsortedRows {
     /// Those of [`PublishWriter::create`], `Invalid` when the memory does not reach.
     pub(crate) fn new(publication: Publication<'_>, sort_bytes_max: u64) -> Result<Self> {
         let Publication { schema, folder, memory, layout, base } = publication;
-        let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
-        let target = Arc::clone(&folder);
-        let mut writer = PublishWriter::create(target, &schema, layout, &memory)?;
+        let is_plain = layout.more_bytes_min(&schema) == 0;
+        // The writer sorts its index in half of what is free, and rows are more than that.
+        let is_ample = is_plain && layout.placed.is_empty() && memory.free_bytes() >= AMPLE_BYTES;
+        let kept_bytes = if is_ample { (memory.free_bytes() / 2).min(sort_bytes_max) } else { 0 };
+        let kept = memory.reserve("sorter", kept_bytes)?;
+        let mut writer = PublishWriter::create(Arc::clone(&folder), &schema, layout, &memory)?;
+        drop(kept);
         if let Some(base) = base {
             writer.set_chain(base)?;
         }
-        let payload_bytes = 4 * dims.iter().copied().max().unwrap_or(0);
-        let least_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + payload_bytes);
+        let keys = SortKeys::of_publish(&schema);
+        let ids = (0..).map(TableId).zip(schema.tables());
+        let payload_bytes =
+            ids.map(|(id, _)| writer.waiting_bytes(id)).collect::<Result<Vec<_>>>()?;
+        let longest = payload_bytes.iter().copied().max().unwrap_or(0);
+        let least_bytes = ExternalSorter::memory_bytes_min(keys.key_bytes() + longest);
+        let sort_bytes = kept_bytes.max(memory.free_bytes() / 2).min(sort_bytes_max);
         let options = SorterOptions {
-            key_bytes: KEY_BYTES,
-            payload_bytes,
-            memory_bytes: (memory.free_bytes() / 2).min(sort_bytes_max).max(least_bytes),
+            key_bytes: keys.key_bytes(),
+            payload_bytes: longest,
+            memory_bytes: sort_bytes.max(least_bytes),
             scratch_name: "scratch.rows".to_owned(),
         };
-        let sorter = ExternalSorter::new(folder, &options, &memory)?;
-        let (payload, row_counts) = (vec![0; payload_bytes], vec![0; dims.len()]);
-        Ok(Self { writer, sorter, dims, payload, pushed: 0, row_counts })
+        let classes = PayloadClasses { class_bytes: keys.table_bytes(), payload_bytes };
+        let sorter = ExternalSorter::of_classes(folder, &options, &classes, &memory)?;
+        let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
+        Ok(Self {
+            writer,
+            sorter,
+            keys,
+            memory,
+            is_plain,
+            waiting: Vec::new(),
+            weights: Vec::new(),
+            pushed: 0,
+            row_counts: vec![0; dims.len()],
+            dims,
+        })
     }
 
     pub(crate) fn dim_of(&self, table: TableId) -> usize {
@@ -119,7 +149,7 @@ impl UnsortedRows {
     /// Adds a row, as it was used `count` times.
     ///
     /// # Errors
-    /// `Io` and `NoSpace` from the folder.
+    /// `Io` and `NoSpace` from the folder, `Invalid` for numbers that the codec cannot keep.
     pub(crate) fn push(
         &mut self,
         table: TableId,
@@ -128,8 +158,13 @@ impl UnsortedRows {
         weights: &[u8],
     ) -> Result<()> {
         assert_eq!(weights.len(), 4 * self.dim_of(table), "weights of a row");
-        self.payload[..weights.len()].copy_from_slice(weights);
-        self.sorter.push(&key_of(table, count, row), &self.payload)?;
+        self.weights.clear();
+        self.weights.extend(weights.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)));
+        self.waiting.resize(self.writer.waiting_bytes(table)?, 0);
+        let key = RowKey::new(table, row);
+        if self.writer.prepare(key, &self.weights, &mut self.waiting)? {
+            self.sorter.push(self.keys.encode(key, Some(count)).bytes(), &self.waiting)?;
+        }
         self.pushed += 1;
         self.row_counts[table.0 as usize] += 1;
         Ok(())
@@ -144,45 +179,29 @@ impl UnsortedRows {
         attachments: &[Attachment<'_>],
         written: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Report> {
-        let Self { mut writer, sorter, dims, pushed, row_counts, .. } = self;
-        let mut sorted = sorter.finish()?;
+        let Self { mut writer, sorter, keys, memory, is_plain, pushed, row_counts, .. } = self;
+        let pages_bytes = (PAGE_BYTES * row_counts.len()) as u64;
+        let more_bytes = memory.free_bytes().saturating_sub(pages_bytes) / 4 * 3;
+        let mut sorted = sorter.finish_with(if is_plain { more_bytes } else { 0 })?;
         for (table, row_count) in (0..).map(TableId).zip(row_counts) {
             writer.expect_rows(table, row_count)?;
         }
         let mut count = 0u64;
         while let Some(record) = sorted.next()? {
-            let (table, row) = place_of(record.key)?;
-            let bytes = &record.payload[..4 * dims[table.0 as usize]];
-            let weights: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
-            writer.push(table, row, &weights)?;
+            let RowKey { table, row } = keys.decode(record.key);
+            writer.push_prepared(table, row, record.payload)?;
             count += 1;
             if count.is_multiple_of(PROGRESS_ROWS) {
                 written(count)?;
             }
         }
-        assert_eq!(count, pushed, "a row was lost while rows were sorted");
+        assert_eq!(count, sorted.stats().record_count, "a row was lost while rows were sorted");
+        // Its memory and its scratch file.
+        drop(sorted);
         for attachment in attachments {
             writer.attach(attachment.name, attachment.bytes)?;
         }
-        written(count)?;
+        written(pushed)?;
         writer.finish()
     }
-}
-
-#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
-fn key_of(table: TableId, count: u32, row: RowId) -> [u8; KEY_BYTES] {
-    let mut key = [0; KEY_BYTES];
-    let head = table.0.to_be_bytes().into_iter().chain((u32::MAX - count).to_be_bytes());
-    for (place, byte) in key.iter_mut().zip(head.chain(row.0.to_be_bytes())) {
-        *place = byte;
-    }
-    key
-}
-
-#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
-fn place_of(key: &[u8]) -> Result<(TableId, RowId)> {
-    let table = key.first_chunk().map(|bytes| TableId(u32::from_be_bytes(*bytes)));
-    let row = key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
-    let short = || Error::corruption("sorted record has a short key");
-    Ok((table.ok_or_else(short)?, row.ok_or_else(short)?))
 }

@@ -271,6 +271,11 @@ impl Device for FileDevice {
         rustix::fs::fallocate(&self.buffered, flags, offset_bytes, len_bytes).is_ok()
     }
 
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.buffered, flags, offset_bytes, len_bytes).is_ok()
+    }
+
     fn allocated_bytes(&self) -> Result<u64> {
         let stat = self.buffered.metadata();
         Ok(stat.map_err(|cause| self.os_error("cannot read file size", 0, 0, cause))?.blocks()

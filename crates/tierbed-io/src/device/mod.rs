@@ -87,6 +87,12 @@ pub trait Device: Send + Sync + Debug {
         false
     }
 
+    /// Gives the disk space of a range of whole pages back, which holds anything from then on; the
+    /// length stays. `false` where that cannot be done, and the range keeps its space.
+    fn discard(&self, _offset_bytes: u64, _len_bytes: u64) -> bool {
+        false
+    }
+
     /// Returns the bytes really occupied, which is less than the length of a sparse file.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Budget, Error, Result, RowId, Schema, TableId};
+use tierbed_core::{Budget, Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_io::Folder;
 
 use super::writer::ShardsWriter;
@@ -74,6 +74,44 @@ impl PublishWriter {
         match self {
             Self::Whole(writer) => writer.push(table, row, weights),
             Self::Shards(writer) => writer.push(table, row, weights),
+        }
+    }
+
+    /// Returns the bytes in which a row of `table` waits until it is pushed: those it has in the
+    /// snapshot, or in shards, which are told apart by what they hold, those of its float32.
+    ///
+    /// # Errors
+    /// `Invalid` for a table outside the schema.
+    pub fn waiting_bytes(&self, table: TableId) -> Result<usize> {
+        match self {
+            Self::Whole(writer) => writer.code_bytes(table),
+            Self::Shards(writer) => writer.weight_bytes(table),
+        }
+    }
+
+    /// Fills `waiting`, [`waiting_bytes`](Self::waiting_bytes), with a row that is pushed later;
+    /// false where the snapshot does not store it, so that it need not be pushed.
+    ///
+    /// # Errors
+    /// Of [`push`](Self::push) those of the row.
+    pub fn prepare(&mut self, key: RowKey, weights: &[f32], waiting: &mut [u8]) -> Result<bool> {
+        match self {
+            Self::Whole(writer) => writer.code(key, weights, waiting),
+            Self::Shards(_) => {
+                waiting.copy_from_slice(bytemuck::cast_slice(weights));
+                Ok(true)
+            }
+        }
+    }
+
+    /// As [`push`](Self::push), of what [`prepare`](Self::prepare) made of a row.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn push_prepared(&mut self, table: TableId, row: RowId, waiting: &[u8]) -> Result<()> {
+        match self {
+            Self::Whole(writer) => writer.push_code(table, row, waiting),
+            Self::Shards(writer) => writer.push_bytes(table, row, waiting),
         }
     }
 

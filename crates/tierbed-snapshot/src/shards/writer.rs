@@ -63,6 +63,8 @@ pub struct ShardsWriter {
     writers: Vec<SnapshotWriter>,
     /// The table whose rows come now.
     open: Option<OpenTable>,
+    /// Of the row that is being pushed.
+    weights: Vec<f32>,
     /// By table: all its rows came.
     is_complete: Vec<bool>,
     initial_rows: u64,
@@ -125,6 +127,7 @@ impl ShardsWriter {
             maps,
             writers: Vec::new(),
             open: None,
+            weights: Vec::new(),
             initial_rows: 0,
             is_finished: false,
             budget: budget.clone(),
@@ -212,6 +215,11 @@ impl ShardsWriter {
         Ok(())
     }
 
+    /// Returns the bytes of a row of `table` as float32.
+    pub(crate) fn weight_bytes(&self, table: TableId) -> Result<usize> {
+        Ok(4 * self.schema.table(table)?.dim as usize)
+    }
+
     /// As [`SnapshotWriter::push`], with a row's id over all shards. Rows of a table come together.
     ///
     /// # Errors
@@ -229,6 +237,16 @@ impl ShardsWriter {
             written.bits[(row.0 / 64) as usize] |= 1 << (row.0 % 64);
         }
         Ok(())
+    }
+
+    /// As [`push`](Self::push), of little-endian float32 at any address.
+    pub(crate) fn push_bytes(&mut self, table: TableId, row: RowId, bytes: &[u8]) -> Result<()> {
+        let mut weights = std::mem::take(&mut self.weights);
+        weights.clear();
+        weights.extend(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)));
+        let pushed = self.push(table, row, &weights);
+        self.weights = weights;
+        pushed
     }
 
     fn write(&mut self, table: TableId, row: RowId, weights: &[f32]) -> Result<()> {

@@ -7,14 +7,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Budget, Error, Result, RowId, RowKey, Schema, TableId};
-use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_core::{Budget, Result, RowId, RowKey, Schema, TableId};
+use tierbed_io::sorter::{
+    ExternalSorter, PayloadClasses, SortedRecords, SorterOptions, MEMORY_BYTES_MIN,
+};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::init_record;
 use tierbed_snapshot::Report;
 
 use crate::auto::noting::NotingEngine;
 use crate::planned::AnySink;
+use crate::sort_keys::SortKeys;
 use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::changes::DeltaCount;
 use crate::window::changes_file::Rows;
@@ -22,9 +25,6 @@ use crate::window::comparer::{ComparedTable, Comparer, StoredRow};
 use crate::window::publish::PublishProgress;
 use crate::window::publish_delta::OpenBase;
 use crate::window::DeltaBase;
-
-/// Sort key: table, then row, most significant byte first.
-const KEY_BYTES: usize = 4 + 8;
 
 /// Where a delta is written to, and in which memory.
 pub(crate) struct DeltaTarget<'a> {
@@ -68,7 +68,7 @@ pub(crate) fn publish_changes(
         let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
             let mut sorted = RowSorter::new(&schema, &folder, &memory)?;
             engine.scan_all(&mut |table, row, record| sorted.push(table, row, record))?;
-            compare(&mut comparer, &schema, sorted.sorter.finish()?, sink)
+            compare(&mut comparer, &schema, sorted.finish()?, sink)
         })?;
         (report, DeltaCount::compared(found.reason, comparer.pages_read()))
     };
@@ -101,33 +101,44 @@ fn visit_noted(engine: &mut dyn NotingEngine, noted: &Rows, sink: &mut AnySink<'
 /// Sorts weights and use counts of rows by table and row.
 struct RowSorter {
     sorter: ExternalSorter,
+    keys: SortKeys,
     dims: Vec<usize>,
     payload: Vec<u8>,
+}
+
+/// Rows by table and row.
+struct SortedRows {
+    sorted: SortedRecords,
+    keys: SortKeys,
 }
 
 impl RowSorter {
     fn new(schema: &Schema, folder: &Arc<dyn Folder>, memory: &Budget) -> Result<Self> {
         let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
+        let keys = SortKeys::by_id(schema);
+        let payload_bytes: Vec<usize> = dims.iter().map(|dim| 4 * (dim + 1)).collect();
         let options = SorterOptions {
-            key_bytes: KEY_BYTES,
-            payload_bytes: 4 * (1 + dims.iter().copied().max().unwrap_or(0)),
+            key_bytes: keys.key_bytes(),
+            payload_bytes: payload_bytes.iter().copied().max().unwrap_or(0),
             memory_bytes: (memory.free_bytes() / 2).max(MEMORY_BYTES_MIN),
             scratch_name: "scratch.order".to_owned(),
         };
-        let sorter = ExternalSorter::new(Arc::clone(folder), &options, memory)?;
-        Ok(Self { sorter, dims, payload: vec![0; options.payload_bytes] })
+        let classes = PayloadClasses { class_bytes: keys.table_bytes(), payload_bytes };
+        let sorter = ExternalSorter::of_classes(Arc::clone(folder), &options, &classes, memory)?;
+        Ok(Self { sorter, keys, dims, payload: Vec::new() })
     }
 
-    #[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
     fn push(&mut self, table: TableId, row: RowId, record: &[f32]) -> Result<()> {
-        let mut key = [0; KEY_BYTES];
-        let bytes = table.0.to_be_bytes().into_iter().chain(row.0.to_be_bytes());
-        key.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
         let dim = self.dims[table.0 as usize];
-        let (weights, count) = self.payload.split_at_mut(4 * dim);
-        weights.copy_from_slice(bytemuck::cast_slice(&record[..dim]));
-        count[..4].copy_from_slice(&record[record.len() - 1].to_le_bytes());
-        self.sorter.push(&key, &self.payload)
+        self.payload.clear();
+        self.payload.extend_from_slice(bytemuck::cast_slice(&record[..dim]));
+        self.payload.extend_from_slice(&record[record.len() - 1].to_le_bytes());
+        let key = self.keys.encode(RowKey::new(table, row), None);
+        self.sorter.push(key.bytes(), &self.payload)
+    }
+
+    fn finish(self) -> Result<SortedRows> {
+        Ok(SortedRows { sorted: self.sorter.finish()?, keys: self.keys })
     }
 }
 
@@ -135,7 +146,7 @@ impl RowSorter {
 fn compare(
     comparer: &mut Comparer,
     schema: &Schema,
-    mut sorted: SortedRecords,
+    mut sorted: SortedRows,
     sink: &mut AnySink<'_>,
 ) -> Result<()> {
     let mut next = Next::of(&mut sorted)?;
@@ -150,8 +161,7 @@ fn compare(
             sink(id, row, &record)
         };
         while let Some(Next { key, payload }) = next.take_if(|next| next.key.table == id) {
-            let (row, _) = payload.split_at(4 * table.schema.dim as usize + 4);
-            comparer.add(table, StoredRow::of(table, key.row, row)?, &mut hand_on)?;
+            comparer.add(table, StoredRow::of(table, key.row, &payload)?, &mut hand_on)?;
             next = Next::of(&mut sorted)?;
         }
         comparer.end_table(table, &mut hand_on)?;
@@ -167,13 +177,9 @@ struct Next {
 }
 
 impl Next {
-    #[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
-    fn of(sorted: &mut SortedRecords) -> Result<Option<Self>> {
-        let Some(record) = sorted.next()? else { return Ok(None) };
-        let table = record.key.first_chunk().map(|bytes| TableId(u32::from_be_bytes(*bytes)));
-        let row = record.key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
-        let short = || Error::corruption("sorted record has a short key");
-        let key = RowKey::new(table.ok_or_else(short)?, row.ok_or_else(short)?);
+    fn of(rows: &mut SortedRows) -> Result<Option<Self>> {
+        let Some(record) = rows.sorted.next()? else { return Ok(None) };
+        let key = rows.keys.decode(record.key);
         Ok(Some(Self { key, payload: record.payload.to_vec() }))
     }
 }

@@ -79,12 +79,15 @@ def snapshot_bytes(shape: Shape, codec: str) -> int:
 def publish_bytes(shape: Shape, codec: str, *, is_forward: bool) -> int:
     """Returns the disk that a publish needs beside the store.
 
-    Rows are sorted outside memory as float32: of one table after the other, or of all tables at
-    once in forward order, where a merge in two passes holds them twice.
+    Rows are sorted outside memory: of one table after the other, or of all tables at once in
+    forward order. There they wait as they are in the snapshot, and give their space back while it
+    is written.
     """
-    sorted_rows = 2 * shape.row_count if is_forward else shape.rows
-    scratch = sorted_rows * (_KEY_BYTES + 4 * shape.dim)
-    return scratch + snapshot_bytes(shape, codec)
+    snapshot = snapshot_bytes(shape, codec)
+    if is_forward:
+        scratch = shape.row_count * (_KEY_BYTES + Codec(codec, shape.dim).code_bytes)
+        return round(_PAGE_RATIO * max(scratch, snapshot))
+    return shape.rows * (_KEY_BYTES + 4 * shape.dim) + snapshot
 
 
 def codec_that_fits(shape: Shape, folder: Path, *, is_forward: bool) -> str | None:
