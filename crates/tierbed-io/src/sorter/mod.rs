@@ -9,7 +9,7 @@
 //! push ─▶ [ key | payload ] … full? ─▶ sort ─▶ run 0, run 1, … ─▶ merge ─▶ next()
 //! ```
 //!
-//! The disk space of a run is given back while it is merged, where the file system can: what takes
+//! The disk space of a run is given back while it is merged, where the file system can. What takes
 //! the sorted records may grow by as much, and both together hold hardly more than once the records.
 //!
 //! Each run carries a CRC32C in memory, checked when the run has been read to its end. Nothing

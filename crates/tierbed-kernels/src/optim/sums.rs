@@ -215,8 +215,8 @@ impl RowSums {
     }
 }
 
-// Makes `values` exactly `len` long, if they are fewer: that much was reserved. All are 0 before and
-// after, so that memory is touched where it is used only.
+// Makes `values` exactly `len` long, if they are fewer: that much was reserved. They are 0, so that
+// memory is touched only where it is used.
 fn renew<T: Copy + Default + PartialEq>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
         // Both are never there at once.
