@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The disk space of a run is given back while it is merged, where the file system can. What takes
-//! the sorted records may grow by as much, and both together hold hardly more than once the records.
+//! the sorted records may grow by as much: both together hold hardly more than once the records.
 //!
 //! Each run carries a CRC32C in memory, checked when the run has been read to its end. Nothing
 //! here outlives the sorter: the scratch files are removed when it is dropped.

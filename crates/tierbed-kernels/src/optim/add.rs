@@ -1,8 +1,8 @@
 //! Adding the gradients of a batch to the sums of its rows.
 //!
 //! Features with a table of their own are added in blocks of samples, side by side, so that the
-//! gradient is passed once, from front to back. Features that share a table follow each other, as the
-//! order of additions says.
+//! gradient is passed once, from front to back. Features that share a table follow each other, as
+//! the order of additions says.
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per use, by slicing")]
 
