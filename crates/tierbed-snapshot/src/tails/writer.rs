@@ -52,7 +52,7 @@ enum State {
     /// Rows go to pages; the last one of the tail, if one came.
     Open(Option<RowId>),
     /// Rows of the tail go to the sorter.
-    Sorting(ExternalSorter),
+    Sorting(Box<ExternalSorter>),
     /// All pages are written.
     Closed,
 }
@@ -143,7 +143,7 @@ impl TailWriter {
             return self.seat(row, code, sink);
         }
         if let (State::Open(None), Some(space)) = (&self.state, space) {
-            self.state = State::Sorting(sorter(code.len(), space)?);
+            self.state = State::Sorting(Box::new(sorter(code.len(), space)?));
         }
         match &mut self.state {
             State::Sorting(sorter) => sorter.push(&key_of(row), code),
