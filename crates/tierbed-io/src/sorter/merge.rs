@@ -9,13 +9,25 @@ use crate::PAGE_BYTES;
 
 /// Bytes of the longest read: larger ones gain nothing.
 const READ_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the shortest read, where so many runs can be merged at once with it.
+const READ_BYTES_LEAST: usize = 32 << 10;
+const RUNS_AT_ONCE_LEAST: usize = 16;
 /// Bytes of a reader and its place in the heap, without its buffers.
 const READER_BYTES: usize = 256;
 
-/// Returns how many runs can be merged at once: a page each, a record each, and a page to write.
+/// Returns how many runs can be merged at once: a read and a record each, and a page to write.
+///
+/// Reads are not made so short that the disk answers one by one: merging some runs before costs a
+/// second write of them, which takes less time.
 pub(super) fn fan_in(memory_bytes: usize, record_bytes: usize) -> usize {
-    let reader_bytes = PAGE_BYTES + record_bytes + READER_BYTES;
-    (memory_bytes.saturating_sub(PAGE_BYTES) / reader_bytes).max(2)
+    let at_once = |read_bytes: usize| {
+        let reader_bytes = read_bytes + record_bytes + READER_BYTES;
+        memory_bytes.saturating_sub(PAGE_BYTES) / reader_bytes
+    };
+    match at_once(READ_BYTES_LEAST) {
+        few if few < RUNS_AT_ONCE_LEAST => at_once(PAGE_BYTES).max(2),
+        many => many,
+    }
 }
 
 /// Returns the memory in which `run_count` runs are merged at once with reads of `read_bytes`.

@@ -286,7 +286,7 @@ fn more_memory_saves_a_merge_and_less_merges_as_little_as_it_must() {
     let pairs = random_pairs(4000, 1 << 40, 600);
     let record_bytes = (pairs.len() * 605) as u64;
     // (bytes the budget has besides, merges before the last one, written per byte of records)
-    for (more_bytes, pass_count, written_max) in [(1 << 20, 0, 1.1), (0, 1, 2.0)] {
+    for (more_bytes, pass_count, written_max) in [(4 << 20, 0, 1.1), (0, 1, 2.0)] {
         let folder = CountingFolder::default();
         let budget = Budget::new(MEMORY_BYTES_MIN + more_bytes);
         let shared: Arc<dyn Folder> = Arc::new(folder.clone());
@@ -311,16 +311,19 @@ fn more_memory_saves_a_merge_and_less_merges_as_little_as_it_must() {
 }
 
 #[test]
-fn so_many_rows_as_a_disk_holds_are_merged_at_once() {
-    // 100 GB of rows of 64 weights in what a budget of 512 MiB leaves to a publish: half of it
-    // makes runs, three quarters of the other half are free when they are merged.
+fn so_many_rows_as_a_disk_holds_are_merged_twice_at_most() {
+    // Rows of 64 weights in what a budget of 512 MiB leaves to a publish: half of it makes runs,
+    // three quarters of the other half are free when they are merged.
     let aside_bytes: u64 = (512 << 20) / 12;
     let sort_bytes = aside_bytes / 2;
     let merge_bytes = sort_bytes + sort_bytes / 4 / 4 * 3;
     let record_bytes = 264;
     let held = sort_bytes as usize - write_bytes(sort_bytes);
     let run_bytes = held / (record_bytes + size_of::<Place>()) * record_bytes;
-    let run_count = 100_000_000_000usize.div_ceil(run_bytes);
     let at_once = merge::fan_in(merge_bytes as usize, record_bytes);
-    assert!(run_count <= at_once, "{run_count} runs, {at_once} at once");
+    // (bytes of rows, merges of a row)
+    for (bytes, merges) in [(15_000_000_000usize, 1), (1_000_000_000_000, 2)] {
+        let run_count = bytes.div_ceil(run_bytes);
+        assert!(run_count <= at_once.pow(merges), "{run_count} runs, {at_once} at once");
+    }
 }
