@@ -85,6 +85,9 @@ def test_the_default_size_is_bounded_by_memory_and_disk(
     monkeypatch.setattr(room, "free_bytes", lambda _: left)
     # The most exact codec whose snapshot fits is taken, none where none does.
     assert room.codec_that_fits(shape, tmp_path, is_forward=False) == "int8"
+    assert room.codec_that_fits(shape, tmp_path, is_forward=True) is not None
+    little = room.publish_bytes(shape, room.CODECS[-1], is_forward=True) - 1
+    monkeypatch.setattr(room, "free_bytes", lambda _: little)
     assert room.codec_that_fits(shape, tmp_path, is_forward=True) is None
     monkeypatch.setattr(room, "free_bytes", lambda _: 10 * disk)
     assert room.codec_that_fits(shape, tmp_path, is_forward=True) == "f32"
