@@ -39,6 +39,7 @@ CODECS = ("f32", "bf16", "int8")
 WINDOW_BYTES = 2 << 30
 _PAGE_RATIO = 1.06
 _KEY_BYTES = 16
+_INDEX_BYTES = 20  # of a row while the index is sorted
 _STATE_BYTES = 8
 
 
@@ -86,7 +87,7 @@ def publish_bytes(shape: Shape, codec: str, *, is_forward: bool) -> int:
     snapshot = snapshot_bytes(shape, codec)
     if is_forward:
         scratch = shape.row_count * (_KEY_BYTES + Codec(codec, shape.dim).code_bytes)
-        return round(_PAGE_RATIO * max(scratch, snapshot))
+        return max(scratch, snapshot) + _INDEX_BYTES * shape.row_count
     return shape.rows * (_KEY_BYTES + 4 * shape.dim) + snapshot
 
 
