@@ -85,6 +85,31 @@ fn the_second_opener_is_told_who_has_the_folder() {
 }
 
 #[test]
+fn space_that_is_discarded_is_given_back_and_the_rest_stays() {
+    let part = 64 * PAGE_BYTES;
+    let bytes: Vec<u8> = (0..3 * part).map(|at| (at % 251) as u8).collect();
+    let scratch = scratch_folders();
+    let mut given_bytes = 0;
+    for device in scratch.iter().flat_map(|folder| devices(folder.path())) {
+        device.write_at(0, &bytes).expect("write");
+        device.sync().expect("sync");
+        let before = device.allocated_bytes().expect("size");
+        let is_given = device.discard(part as u64, part as u64);
+        let after = device.allocated_bytes().expect("size");
+        let given = if is_given { part as u64 } else { 0 };
+        assert_eq!(before - after, given, "{}", device.name());
+        given_bytes += given;
+        assert_eq!(device.len_bytes().expect("length"), bytes.len() as u64);
+        for range in [0..part, 2 * part..3 * part] {
+            let mut found = vec![0; part];
+            device.read_at(range.start as u64, &mut found).expect("read");
+            assert!(found == bytes[range], "{} beside the hole", device.name());
+        }
+    }
+    assert!(given_bytes > 0, "no file system here frees parts of files");
+}
+
+#[test]
 fn a_mapped_file_reads_like_the_file_and_refuses_writes() {
     let scratch = &scratch_folders()[0];
     let path = scratch.path().join("file");

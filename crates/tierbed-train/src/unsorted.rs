@@ -2,7 +2,7 @@
 //!
 //! All rows are sorted at once, by table, use count and row, in the memory that is given. They wait
 //! on disk as the snapshot codes them, each in the bytes of its own table, and give that space back
-//! as they are written: at no time is there hardly more on disk than the rows once.
+//! as they are written, so that the disk never holds much more than the rows once.
 
 #![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
 

@@ -36,7 +36,7 @@ pub struct RowSums {
 }
 
 /// A row that has a sum.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Used {
     pub(super) number: u32,
     /// The vector that its sum begins with.
@@ -150,9 +150,10 @@ impl RowSums {
         self.places[number] = 0;
     }
 
-    /// Tells whether a batch like the last one may have room.
+    /// Tells whether a batch like the last one that was too large may have room. An eighth is to
+    /// spare: a block wants room for its rows before it is known which of them have sums already.
     pub(super) fn may_have_room(&self) -> bool {
-        self.last_count <= self.vector_max
+        self.last_count + self.last_count / 8 <= self.vector_max
     }
 
     /// Takes note of how many vectors the sums of a batch take.
@@ -217,7 +218,7 @@ impl RowSums {
 
 // Makes `values` exactly `len` long, if they are fewer: that much was reserved. They are 0, so that
 // memory is touched only where it is used.
-fn renew<T: Copy + Default + PartialEq>(values: &mut Vec<T>, len: usize) {
+fn renew<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
         // Both are never there at once.
         *values = Vec::new();
