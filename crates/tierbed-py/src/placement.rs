@@ -359,7 +359,7 @@ impl NativePlacement {
             "page_count": placement.page_count(),
             "home_page_count": placement.home_page_count(),
             "replica_count": placement.replica_count(),
-            "index_bytes": self.index.memory_bytes(),
+            "index_bytes": self.index.served_bytes(),
             "pages_by_rows": pages_by_rows,
             "rows_by_pages": rows_by_pages,
         }))
@@ -384,7 +384,7 @@ impl NativePlacement {
                 "rows": reads.row_count(),
                 "absent_rows": reads.absent_rows,
                 "reads_by_useful_rows": reads.reads_by_useful_rows,
-                "index_bytes": index.memory_bytes(),
+                "index_bytes": index.served_bytes(),
             })))
         })
     }

@@ -74,3 +74,16 @@ pub(crate) fn read_bits(words: &[u64], at: u64, bits: u32) -> u64 {
     };
     (low | high) & (u64::MAX >> (64 - bits))
 }
+
+/// Flips, in the number of `bits` bits, 1 to 64, that begins at bit `at` of `words`, the bits of
+/// `value`, which has no others: puts it where zeros are.
+///
+/// # Panics
+/// When the words end before.
+pub(crate) fn xor_bits(words: &mut [u64], at: u64, value: u64, bits: u32) {
+    let (word, offset) = ((at / 64) as usize, (at % 64) as u32);
+    words[word] ^= value << offset;
+    if offset + bits > 64 {
+        words[word + 1] ^= value >> (64 - offset);
+    }
+}

@@ -77,7 +77,7 @@ impl PlacedWriter {
         let Tables { schema, codecs } = tables;
         let numbering = placed.check(schema, codecs)?;
         let (shape, codec) = (numbering.shape(codecs)?, numbering.codec(codecs)?.clone());
-        let page_count = placed.index.inverted().list_count() as usize;
+        let page_count = placed.index.page_count() as usize;
         let present_words = numbering.item_count.div_ceil(64) as usize;
         let bytes = placed.index.memory_bytes() + (4 * page_count + 8 * present_words) as u64;
         let memory = sort.budget.reserve("placement", bytes)?;
@@ -137,7 +137,7 @@ impl PlacedWriter {
             return Err(Error::invalid("rows of these tables were given before"));
         }
         self.first_page = pages.page_count();
-        for page in 0..self.placed.index.inverted().list_count() {
+        for page in 0..self.placed.index.page_count() {
             for at in 0..self.placed.index.rows_of(page).len() {
                 let item = self.placed.index.rows_of(page)[at];
                 let key = self.key_of(item);

@@ -8,12 +8,12 @@
 //! | start of item 0 … start of item n-1 | seats | page page page … | padding |
 //! ```
 //!
-//! The inverted index is not stored: it is made from this one, so that the two cannot disagree.
+//! In memory they are [`PackedPages`], made while the numbers come: nothing else is held.
 //! Normative text: docs/reference/formats/snapshot.md.
 
 use std::sync::Arc;
 
-use crate::index::{Lists, PageIndex};
+use crate::index::{PackedPages, PackedShape, PagesPacker};
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::Device;
 
@@ -61,10 +61,13 @@ impl PlacesWriter {
 
 /// Returns the words of the places file.
 pub(crate) fn word_count(schema: &Schema, placed: &Placed) -> Result<u64> {
-    placed.placements.iter().try_fold(0, |sum, placement| {
-        let items = Numbering::new(schema, &placement.tables)?.item_count;
-        Ok(sum + (u64::from(items) + 1 + placement.seat_count).div_ceil(2))
-    })
+    let shapes = placed.placements.iter().map(|placement| shape_of(schema, placement));
+    shapes.map(|shape| shape.map(|shape| words_of(&shape))).sum()
+}
+
+/// Returns the words of one placement.
+fn words_of(shape: &PackedShape) -> u64 {
+    (u64::from(shape.row_count) + 1 + shape.seat_count).div_ceil(2)
 }
 
 /// Returns the blocks of the places file.
@@ -84,18 +87,24 @@ pub(crate) struct PlacesMemory {
 impl PlacesMemory {
     pub(crate) fn of(manifest: &Manifest) -> Result<Self> {
         let Some(placed) = &manifest.placed else { return Ok(Self::default()) };
-        let mut memory =
-            Self { held_bytes: 0, load_bytes: 8 * word_count(&manifest.schema, placed)? };
+        let mut memory = Self::default();
         for placement in &placed.placements {
-            let items = Numbering::new(&manifest.schema, &placement.tables)?.item_count;
-            let forward_bytes = Lists::bytes_of(u64::from(items), placement.seat_count);
-            memory.held_bytes += forward_bytes;
-            memory.held_bytes += Lists::bytes_of(placement.page_count, placement.seat_count);
-            // The whole forward index beside the limited one, and where inverted lists end.
-            memory.load_bytes += forward_bytes + Lists::bytes_of(placement.page_count, 0);
+            let shape = shape_of(&manifest.schema, placement)?;
+            let stored = placement.tables.iter().map(|&table| manifest.tables.get(table as usize));
+            let present = stored.flatten().map(|table| table.row_count).sum();
+            memory.held_bytes += shape.bytes(present);
+            // Ends of lists have a bit for each seat until it is known how many they need.
+            memory.load_bytes += shape.seat_count.div_ceil(64) * 8;
         }
         Ok(memory)
     }
+}
+
+/// Returns what the size of a placement's index follows from.
+fn shape_of(schema: &Schema, info: &PlacementInfo) -> Result<PackedShape> {
+    let row_count = Numbering::new(schema, &info.tables)?.item_count;
+    let PlacementInfo { page_count, seat_count, .. } = *info;
+    Ok(PackedShape { row_count, page_count, seat_count })
 }
 
 /// One placement of an open snapshot.
@@ -103,7 +112,7 @@ impl PlacesMemory {
 pub(crate) struct PlacementIndex {
     pub(crate) numbering: Numbering,
     pub(crate) first_page: u64,
-    pub(crate) index: PageIndex,
+    pub(crate) index: PackedPages,
 }
 
 /// The placements of an open snapshot.
@@ -114,32 +123,27 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Reads and checks the places file; keeps at most `index_limit` pages of each item.
+    /// Reads and checks the places file; chooses among at most `index_limit` pages of each item.
     pub(crate) fn load(
         schema: &Schema,
         placed: &Placed,
         device: &dyn Device,
         index_limit: Option<u32>,
     ) -> Result<Self> {
-        let word_count = usize::try_from(word_count(schema, placed)?)
-            .map_err(|_| Error::invalid("places file does not fit the address space"))?;
-        let mut numbers = Vec::with_capacity(2 * word_count);
+        let mut packers = Packers::new(schema, placed, index_limit)?;
         let blocks = places_blocks(schema, placed)?;
-        let found = read_blocks(device, blocks, |words| {
-            let left = word_count - numbers.len() / 2;
-            words.take(left).for_each(|word| numbers.extend([word as u32, (word >> 32) as u32]));
+        let mut packed = Ok(());
+        let found = read_blocks(device, blocks, |mut words| {
+            if packed.is_ok() {
+                packed = (&mut words).try_for_each(|word| packers.push(word));
+            }
         })?;
         check_crc(device, placed.places_crc32c, found)?;
-        assert_eq!(numbers.len(), 2 * word_count, "words of the blocks that were read");
-        let mut rest = &numbers[..];
+        let indexes = packed.and_then(|()| packers.finish());
+        let indexes = indexes.map_err(|error| error.with("path", device.name()))?;
         let mut placements = Vec::with_capacity(placed.placements.len());
-        for info in &placed.placements {
+        for (info, index) in placed.placements.iter().zip(indexes) {
             let numbering = Numbering::new(schema, &info.tables)?;
-            let (forward, used) = take_lists(rest, numbering.item_count, info)
-                .map_err(|error| error.with("path", device.name()))?;
-            // An odd end is padded to a word, so `used` numbers are there.
-            (_, rest) = rest.split_at(used);
-            let index = PageIndex::from_forward(forward).limited(index_limit);
             placements.push(PlacementIndex { numbering, first_page: info.first_page, index });
         }
         let starts = Starts::new(placements.iter().map(|placement| &placement.numbering));
@@ -166,64 +170,115 @@ impl Places {
     }
 }
 
-/// Takes the lists of one placement off the front of `numbers`; returns how many numbers it used.
-pub(crate) fn take_lists(
-    numbers: &[u32],
-    item_count: u32,
-    info: &PlacementInfo,
-) -> Result<(Lists, usize)> {
-    let starts_len = item_count as usize + 1;
-    let seat_count = info.seat_count as usize;
-    let (starts, pages) = numbers
-        .get(..starts_len + seat_count)
-        .and_then(|numbers| numbers.split_at_checked(starts_len))
-        .ok_or_else(|| Error::corruption("places file ends within a placement"))?;
-    let lists = Lists::from_parts(starts.to_vec(), pages.to_vec())?;
-    let outside = lists.items().iter().find(|&&page| u64::from(page) >= info.page_count);
-    if let Some(page) = outside {
-        return Err(Error::corruption("places file names a page that does not exist")
-            .with("page", page)
-            .with("pages", info.page_count));
+/// Makes the index of one placement after the other from the words of their file.
+#[derive(Debug)]
+struct Packers {
+    /// Placements to come, the next one last, and their words.
+    shapes: Vec<(PackedShape, u64)>,
+    index_limit: Option<u32>,
+    packer: Option<PagesPacker>,
+    /// Words of the placement at work that are to come.
+    words_left: u64,
+    done: Vec<PackedPages>,
+}
+
+impl Packers {
+    fn new(schema: &Schema, placed: &Placed, index_limit: Option<u32>) -> Result<Self> {
+        let shapes = placed.placements.iter().rev().map(|info| {
+            let shape = shape_of(schema, info)?;
+            Ok((shape, words_of(&shape)))
+        });
+        let shapes = shapes.collect::<Result<_>>()?;
+        Ok(Self { shapes, index_limit, packer: None, words_left: 0, done: Vec::new() })
     }
-    Ok((lists, (starts_len + seat_count).next_multiple_of(2)))
+
+    /// Takes the next word; those behind the last placement are padding.
+    fn push(&mut self, word: u64) -> Result<()> {
+        if self.packer.is_none() {
+            let Some((shape, word_count)) = self.shapes.pop() else { return Ok(()) };
+            self.packer = Some(PagesPacker::new(shape, self.index_limit)?);
+            self.words_left = word_count;
+        }
+        let Some(packer) = &mut self.packer else { unreachable!("a placement has a word") };
+        packer.push(word as u32)?;
+        packer.push((word >> 32) as u32)?;
+        self.words_left -= 1;
+        if self.words_left == 0 {
+            self.done.extend(self.packer.take().map(PagesPacker::finish).transpose()?);
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Vec<PackedPages>> {
+        if self.packer.is_some() || !self.shapes.is_empty() {
+            return Err(Error::corruption("places file ends within a placement"));
+        }
+        Ok(self.done)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tierbed_core::TableSchema;
 
     use super::*;
 
-    fn info(page_count: u64, seat_count: u64) -> PlacementInfo {
-        PlacementInfo { tables: vec![0], first_page: 0, page_count, seat_count }
+    fn packers(shapes: &[(u32, u64, u64)]) -> Packers {
+        let tables = shapes.iter().zip(0..).map(|(&(row_count, ..), at)| {
+            TableSchema::plain(format!("t{at}"), u64::from(row_count), 1)
+        });
+        let placements = shapes.iter().zip(0..).map(|(&(_, page_count, seat_count), at)| {
+            PlacementInfo { tables: vec![at], first_page: 0, page_count, seat_count }
+        });
+        let placed = Placed { places_crc32c: 0, placements: placements.collect() };
+        Packers::new(&Schema::new(tables.collect()).unwrap(), &placed, None).unwrap()
+    }
+
+    fn pack(mut packers: Packers, numbers: &[u32]) -> Result<Vec<PackedPages>> {
+        for pair in numbers.chunks(2) {
+            let high = pair.get(1).map_or(0, |&high| u64::from(high) << 32);
+            packers.push(u64::from(pair[0]) | high)?;
+        }
+        packers.finish()
+    }
+
+    fn lists(index: &PackedPages, row_count: u32) -> Vec<Vec<u32>> {
+        (0..row_count).map(|row| index.pages_of(row).collect()).collect()
     }
 
     proptest! {
         #[test]
         fn any_numbers_are_lists_or_an_error(
             numbers in proptest::collection::vec(0u32..40, 0..60),
-            item_count in 0u32..20,
+            row_count in 1u32..20,
             page_count in 1u64..40,
             seat_count in 0u64..40,
         ) {
-            let info = info(page_count, seat_count);
-            if let Ok((lists, used)) = take_lists(&numbers, item_count, &info) {
-                prop_assert_eq!(lists.list_count(), item_count);
-                prop_assert!(used <= numbers.len() + 1);
-                prop_assert!(lists.items().iter().all(|&page| u64::from(page) < page_count));
+            let packers = packers(&[(row_count, page_count, seat_count)]);
+            if let Ok(indexes) = pack(packers, &numbers) {
+                let lists = lists(&indexes[0], row_count);
+                prop_assert_eq!(lists.iter().map(Vec::len).sum::<usize>() as u64, seat_count);
+                prop_assert!(lists.iter().flatten().all(|&page| u64::from(page) < page_count));
             }
         }
     }
 
     #[test]
-    fn lists_come_off_the_front() {
-        let numbers = [0, 1, 1, 3, 4, 0, 2, 9, 9];
-        let (lists, used) = take_lists(&numbers, 3, &info(5, 3)).unwrap();
-        assert_eq!(lists.iter().collect::<Vec<_>>(), [&[4][..], &[], &[0, 2]]);
-        assert_eq!(used, 8, "an odd end is padded to a word");
-        assert!(take_lists(&numbers, 3, &info(4, 3)).is_err(), "page 4 of 4");
-        assert!(take_lists(&numbers, 3, &info(5, 4)).is_err());
-        assert!(take_lists(&numbers[..5], 3, &info(5, 3)).is_err());
-        assert!(take_lists(&[0], 0, &info(1, 2)).is_err(), "no list asks for the missing pages");
+    fn each_placement_begins_with_a_fresh_word() {
+        let numbers = [0, 1, 1, 3, 4, 0, 2, 9, 0, 0, 1, 6];
+        let indexes = pack(packers(&[(3, 5, 3), (2, 7, 1)]), &numbers).unwrap();
+        assert_eq!(lists(&indexes[0], 3), [vec![4], vec![], vec![0, 2]]);
+        assert_eq!(lists(&indexes[1], 2), [vec![], vec![6]]);
+        let is_refused = |row_count, page_count, seat_count, numbers: &[u32]| {
+            pack(packers(&[(row_count, page_count, seat_count)]), numbers).is_err()
+        };
+        assert!(!is_refused(3, 5, 3, &numbers[..8]));
+        assert!(is_refused(3, 4, 3, &numbers), "page 4 of 4");
+        assert!(is_refused(3, 5, 4, &numbers));
+        assert!(is_refused(3, 5, 3, &numbers[..5]));
+        assert!(is_refused(1, 1, 2, &[0, 0]), "no list asks for the missing pages");
+        assert!(is_refused(1, 9, 2, &[1, 2, 3, 4]), "the first list begins at 0");
+        assert!(is_refused(2, 9, 2, &[0, 2, 1, 3]), "lists do not overlap");
     }
 }

@@ -120,7 +120,7 @@ impl<'a> Source<'a> {
         let found = found.map(|(at, item)| (self.places.at(at), item));
         found.into_iter().flat_map(|(placement, item)| {
             let pages = placement.index.pages_of(item);
-            pages.iter().map(|&page| placement.first_page + u64::from(page))
+            pages.map(|page| placement.first_page + u64::from(page))
         })
     }
 }

@@ -66,7 +66,7 @@ impl Backend {
 pub struct SelectOptions {
     /// How pages are chosen.
     pub selection: Selection,
-    /// Most pages kept for a row in the forward index; `None`: all.
+    /// Most pages of a row that are chosen among; `None`: all.
     pub index_limit: Option<u32>,
     /// Each page is read as soon as it is chosen; otherwise all are chosen first.
     pub is_pipelined: bool,
@@ -223,10 +223,8 @@ pub struct PlacementSummary {
     pub page_count: u64,
     /// Rows on all pages, each as often as it is there.
     pub seat_count: u64,
-    /// Bytes of the forward index in memory, as the index limit left it.
-    pub forward_bytes: u64,
-    /// Bytes of the inverted index in memory.
-    pub inverted_bytes: u64,
+    /// Bytes of the index in memory.
+    pub memory_bytes: u64,
 }
 
 /// What a snapshot holds of one table.
@@ -372,8 +370,7 @@ impl Snapshot {
             tables: info.tables.clone(),
             page_count: info.page_count,
             seat_count: info.seat_count,
-            forward_bytes: held.index.forward().memory_bytes(),
-            inverted_bytes: held.index.inverted().memory_bytes(),
+            memory_bytes: held.index.memory_bytes(),
         });
         Summary {
             placements: placements.collect(),
@@ -469,7 +466,7 @@ impl Snapshot {
             return Ok(Place::Nowhere);
         }
         if let Some((placement, item)) = self.places.starts.find(key) {
-            let is_there = !self.places.at(placement).index.pages_of(item).is_empty();
+            let is_there = self.places.at(placement).index.is_present(item);
             return Ok(if is_there { Place::Item { placement, item } } else { Place::Nowhere });
         }
         let page = self.own_page_of(key)?;

@@ -143,7 +143,7 @@ impl SnapshotWriter {
     pub(crate) fn bytes_min(schema: &Schema, placed: &[PlacedTables], layout: &PageLayout) -> u64 {
         let pages_bytes = (PAGE_BYTES * schema.tables().len()) as u64;
         let placed_bytes = placed.iter().map(|placed| {
-            let page_count = u64::from(placed.index.inverted().list_count());
+            let page_count = u64::from(placed.index.page_count());
             let item_count = u64::from(placed.index.forward().list_count());
             let sorter_bytes = ExternalSorter::memory_bytes_min(PAGE_BYTES);
             placed.index.memory_bytes() + 4 * page_count + item_count.div_ceil(8) + sorter_bytes

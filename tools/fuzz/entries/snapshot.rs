@@ -178,8 +178,8 @@ pub fn places(bytes: &[u8]) {
     let Ok(places) = Places::load(&schema, &placed, &device, Some(3)) else { return };
     for placement in &places.placements {
         for item in 0..placement.numbering.item_count {
-            let pages = placement.index.pages_of(item);
-            assert!(pages.iter().all(|&page| page < u32::from(page_count)), "pages that exist");
+            let mut pages = placement.index.pages_of(item);
+            assert!(pages.all(|page| page < u32::from(page_count)), "pages that exist");
         }
     }
 }

@@ -122,24 +122,6 @@ impl Lists {
         Self { starts: starts.into_boxed_slice(), items: items.into_boxed_slice() }
     }
 
-    /// Returns the first `item_count_max` items of each list, in no more memory than they need.
-    #[must_use]
-    pub fn limited(&self, item_count_max: u32) -> Self {
-        let short = |list: &[u32]| list.len().min(item_count_max as usize);
-        let mut starts = vec![0u32];
-        let mut end = 0;
-        for list in self.iter() {
-            end += short(list) as u32;
-            starts.push(end);
-        }
-        let mut items = Vec::with_capacity(end as usize);
-        for list in self.iter() {
-            items.extend_from_slice(&list[..short(list)]);
-        }
-        assert_eq!(items.len(), end as usize, "the lists end where they were counted to end");
-        Self { starts: starts.into_boxed_slice(), items: items.into_boxed_slice() }
-    }
-
     /// Sorts each list by `rank`, smallest first; equals stay in their order. `rank` is given the
     /// list and the place of the item among all items.
     pub(super) fn sort_by_rank(&mut self, rank: impl Fn(u32, usize) -> u64) {
@@ -205,14 +187,6 @@ mod tests {
         assert_eq!(rows, lists(&[&[1], &[0], &[3], &[], &[0, 1]]));
         assert_eq!(rows.inverted(4), lists(&[&[1, 4], &[0, 4], &[], &[2]]));
         assert_eq!(pages.inverted(2), lists(&[&[1], &[0]]), "what is outside is left out");
-    }
-
-    #[test]
-    fn a_limit_shrinks_what_is_held() {
-        let found = lists(&[&[7, 3, 4], &[], &[1]]);
-        assert_eq!(found.limited(2), lists(&[&[7, 3], &[], &[1]]));
-        assert_eq!(found.limited(2).memory_bytes(), found.memory_bytes() - 4);
-        assert_eq!(found.limited(u32::MAX), found);
     }
 
     #[test]

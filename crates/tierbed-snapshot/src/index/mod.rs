@@ -1,28 +1,73 @@
 //! Page index: the pages of each row, and the rows of each page.
 //!
-//! Page selection asks both: the *forward index* names the pages of a row, the *inverted index* the
-//! rows of a page. Both are plain [`Lists`] in DRAM. An *index limit* keeps only the first pages of
-//! each row in the forward index; the inverted index keeps every row, so that a row whose page was
-//! left out is still found when that page is read for another one.
+//! Page selection asks for the pages of a row: [`RowPages`]. Two indexes answer. A [`PageIndex`] is
+//! what placements are built, compared and written with: plain [`Lists`], the *forward index* from
+//! rows to pages, and the *inverted index* back. [`PackedPages`] is what a served snapshot holds:
+//! the forward index alone, in the fewest bits. Which rows of a query lie on a page follows from
+//! the pages of these rows.
 //!
 //! ```text
-//! row  ─▶ forward  ─▶ pages of the row, the most useful first, at most the index limit
+//! row  ─▶ forward  ─▶ pages of the row, the most useful first; chosen among up to the index limit
 //! page ─▶ inverted ─▶ all rows of the page
 //! ```
+//!
+//! An *index limit* bounds the pages that are chosen among for a row. All its pages stay known, so
+//! that a row is still found when a page beyond its limit is read for another one.
 //!
 //! Source: MaxEmbed §6.1 (both indexes, index shrinking).
 
 mod lists;
+mod packed;
 
 use tierbed_core::Result;
 
 pub use lists::Lists;
+pub(crate) use packed::PagesPacker;
+pub use packed::{PackedPages, PackedShape, Pages};
+
+/// What page selection asks of an index.
+pub trait RowPages {
+    /// Returns all pages of `row`, the most useful first; none when it lies nowhere.
+    fn all_pages_of(&self, row: u32) -> impl ExactSizeIterator<Item = u32>;
+
+    /// Returns how many of them, the first ones, are chosen among.
+    fn index_limit(&self) -> usize;
+
+    /// Adds to `found` those of some pages, given in the high halves of `pairs`, ascending, on which
+    /// `row` lies beyond the limit.
+    fn find_beyond(&self, row: u32, pairs: &[u64], found: &mut Vec<u32>) {
+        let pages = self.all_pages_of(row).skip(self.index_limit());
+        found.extend(pages.filter(|&page| holds_page(pairs, page)));
+    }
+
+    /// Returns the pages of `row` that are chosen among.
+    fn candidates_of(&self, row: u32) -> impl ExactSizeIterator<Item = u32> {
+        self.all_pages_of(row).take(self.index_limit())
+    }
+}
+
+/// Tells whether a page is in the high half of one of `pairs`, which ascend.
+pub(crate) fn holds_page(pairs: &[u64], page: u32) -> bool {
+    let at = pairs.partition_point(|&pair| pair >> 32 < u64::from(page));
+    pairs.get(at).is_some_and(|&pair| pair >> 32 == u64::from(page))
+}
 
 /// The forward and the inverted index of one placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageIndex {
     forward: Lists,
     inverted: Lists,
+    index_limit: Option<u32>,
+}
+
+impl RowPages for PageIndex {
+    fn all_pages_of(&self, row: u32) -> impl ExactSizeIterator<Item = u32> {
+        self.forward.get(row).iter().copied()
+    }
+
+    fn index_limit(&self) -> usize {
+        self.index_limit.map_or(usize::MAX, |limit| limit as usize)
+    }
 }
 
 impl PageIndex {
@@ -40,13 +85,15 @@ impl PageIndex {
     #[must_use]
     pub fn from_forward(forward: Lists) -> Self {
         let page_count = forward.items().iter().max().map_or(0, |&page| page + 1);
-        Self { inverted: forward.inverted(page_count), forward }
+        Self { inverted: forward.inverted(page_count), forward, index_limit: None }
     }
 
-    /// Returns the pages of `row`, the most useful first; empty when it lies nowhere.
+    /// Returns the pages of `row` that are chosen among, the most useful first; empty when it lies
+    /// nowhere.
     #[must_use]
     pub fn pages_of(&self, row: u32) -> &[u32] {
-        self.forward.get(row)
+        let pages = self.forward.get(row);
+        pages.get(..self.index_limit()).unwrap_or(pages)
     }
 
     /// Returns all rows of `page`, ascending.
@@ -55,7 +102,7 @@ impl PageIndex {
         self.inverted.get(page)
     }
 
-    /// Returns the forward index: the pages of each row.
+    /// Returns the forward index: all pages of each row.
     #[must_use]
     pub fn forward(&self) -> &Lists {
         &self.forward
@@ -73,18 +120,37 @@ impl PageIndex {
         self.forward.memory_bytes() + self.inverted.memory_bytes()
     }
 
-    /// Keeps at most the first `index_limit` pages of each row; `None` keeps all.
+    /// Returns the most bytes that a served snapshot holds of it: [`PackedPages`].
+    #[must_use]
+    pub fn served_bytes(&self) -> u64 {
+        let shape = PackedShape {
+            row_count: self.forward.list_count(),
+            page_count: u64::from(self.inverted.list_count()),
+            seat_count: u64::from(self.forward.item_count()),
+        };
+        shape.bytes(self.forward.iter().filter(|pages| !pages.is_empty()).count() as u64)
+    }
+
+    /// Returns how many pages have a number: the highest one and those before.
+    #[must_use]
+    pub fn page_count(&self) -> u32 {
+        self.inverted.list_count()
+    }
+
+    /// Chooses among at most the first `index_limit` pages of each row; `None` among all.
     ///
     /// Source: MaxEmbed §6.1, index shrinking.
     ///
-    /// Differs: the published code keeps the whole index and stops looking after ten pages; here
-    /// the index is smaller, because that is what the limit is for.
+    /// Differs: the limit bounds what is looked at, as in the published code. What it would save
+    /// is little where other pages take few bits.
     #[must_use]
-    pub fn limited(mut self, index_limit: Option<u32>) -> Self {
-        if let Some(limit) = index_limit {
-            self.forward = self.forward.limited(limit);
-        }
-        self
+    pub fn limited(self, index_limit: Option<u32>) -> Self {
+        Self { index_limit, ..self }
+    }
+
+    /// Tells whether pages of a row are left out of the choice.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.forward.iter().any(|pages| pages.len() > self.index_limit())
     }
 
     /// Orders the pages of each row by how often they served it, most often first; equals stay
@@ -145,15 +211,26 @@ mod tests {
         assert_eq!(index.rows_of(3), [1, 3], "a row outside is left out");
         assert_eq!(index.rows_of(7), [0; 0]);
         assert_eq!(index.memory_bytes(), 4 * (6 + 8) + 4 * (5 + 8));
+        assert_eq!(index.page_count(), 4);
     }
 
     #[test]
-    fn the_limit_shrinks_the_forward_index_and_leaves_the_inverted_one() {
+    fn the_limit_bounds_the_choice_and_leaves_all_pages_known() {
         let limited = index().limited(Some(1));
         assert_eq!(limited.pages_of(1), [0]);
+        assert_eq!(limited.candidates_of(1).collect::<Vec<_>>(), [0]);
+        assert_eq!(limited.all_pages_of(1).collect::<Vec<_>>(), [0, 2, 3]);
         assert_eq!(limited.rows_of(3), [1, 3]);
-        assert_eq!(index().memory_bytes() - limited.memory_bytes(), 4 * 4);
+        assert!(limited.is_limited() && !index().is_limited());
+        assert!(!index().limited(Some(3)).is_limited());
         assert_eq!(index().limited(None), index());
+    }
+
+    #[test]
+    fn what_is_served_takes_the_bytes_that_are_told_before() {
+        let (index, packed) = (index(), PackedPages::of(index().forward(), 4, None).unwrap());
+        assert_eq!(packed.memory_bytes(), index.served_bytes());
+        assert!(packed.is_present(1) && !packed.is_present(4) && !packed.is_present(9));
     }
 
     #[test]

@@ -105,7 +105,8 @@ fn homes_per_page(placement: &Placement) -> Vec<u32> {
 /// Compares the pages of every row, whatever their order.
 fn check_index(placement: &Placement, index: &PageIndex) -> Result<()> {
     let expected = PageIndex::new(placement.row_count(), placement.pages())?;
-    let is_same = expected.forward().starts() == index.forward().starts()
+    let is_same = !index.is_limited()
+        && expected.forward().starts() == index.forward().starts()
         && expected.forward().iter().zip(index.forward().iter()).all(|(expected, found)| {
             let mut found = found.to_vec();
             found.sort_unstable();

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Scratch, Selected};
-use crate::index::PageIndex;
+use crate::index::RowPages;
 
 /// Chooses pages that serve every one of `rows` that lies on a page, none twice, at most
 /// `ln(rows) + 1` times as many as the fewest possible.
@@ -16,34 +16,28 @@ use crate::index::PageIndex;
 /// falls, so that counts are taken from a heap and mended when they come up.
 /// Source: MaxEmbed §6 (greedy set cover).
 pub fn greedy(
-    index: &PageIndex,
+    index: &impl RowPages,
     rows: &[u32],
     scratch: &mut Scratch,
     mut take: impl FnMut(u32, &[u32]),
 ) -> Selected {
     scratch.start(index, rows);
+    scratch.gather(index, 0, usize::MAX);
     let mut candidates = std::mem::take(&mut scratch.candidates);
     candidates.clear();
-    let pages = rows.iter().flat_map(|&row| index.pages_of(row));
-    candidates.extend(pages.map(|&page| (0, Reverse(page))));
-    candidates.sort_unstable();
-    candidates.dedup();
-    for (count, page) in &mut candidates {
-        *count = scratch.count_needed(index.rows_of(page.0));
-    }
+    candidates.extend(scratch.pages().map(|page| (scratch.count_needed(page), Reverse(page))));
     let mut heap = BinaryHeap::from(candidates);
     let mut selected = Selected::default();
     while scratch.needed_count() > 0 {
         let Some((count, page)) = heap.pop() else { break };
-        let rows = index.rows_of(page.0);
-        let found = scratch.count_needed(rows);
+        let found = scratch.count_needed(page.0);
         if found < count {
             if found > 0 {
                 heap.push((found, page));
             }
             continue;
         }
-        let served = scratch.serve(rows);
+        let served = scratch.serve(page.0);
         selected.page_count += 1;
         selected.row_count += served.len() as u32;
         take(page.0, served);

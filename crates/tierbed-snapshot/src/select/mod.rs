@@ -19,7 +19,7 @@ mod greedy;
 mod one_pass;
 mod scratch;
 
-use crate::index::PageIndex;
+use crate::index::RowPages;
 
 pub use greedy::greedy;
 pub use one_pass::one_pass;
@@ -39,7 +39,7 @@ impl Selection {
     /// Chooses pages for `rows`; see [`one_pass`] and [`greedy`].
     pub fn select(
         self,
-        index: &PageIndex,
+        index: &impl RowPages,
         rows: &[u32],
         scratch: &mut Scratch,
         take: impl FnMut(u32, &[u32]),

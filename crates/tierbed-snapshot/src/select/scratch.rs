@@ -1,59 +1,76 @@
-//! Working memory of page selection: the rows of a call that still need a page.
+//! Working memory of page selection: the rows of a call that still need a page, and the pages they
+//! may come from.
 //!
-//! A small hash table from row to its first position in the call, with open addressing. It is as
-//! large as the call needs, so that clearing it costs what the call asked for and not what the
-//! largest call before it did.
+//! Nothing tells which rows lie on a page before it is read. But the pages of each row are known,
+//! so those of the rows of a call, turned round, tell which of *these* rows lie on a page. That is
+//! a sorted list of pairs of page and row, and as large as the call needs.
+//!
+//! ```text
+//! rows     7: pages 2 5   9: page 5      pairs   2:7  5:7  5:9     page 5 serves both rows
+//! ```
+//!
+//! Where pairs of all rows would be too many, they are gathered for a *window* of rows at a time:
+//! the pages that rows of the window are chosen from, and all rows of the call that lie on these.
 #![expect(
     clippy::indexing_slicing,
-    reason = "slots are reduced by the mask, positions are those of the call"
+    reason = "rows are numbered through the order, pairs are cut by a search"
 )]
 
-use crate::index::PageIndex;
+use std::ops::Range;
 
-/// Slots of the table per row: half of them stay empty, so that a search ends soon.
-const SLOTS_PER_ROW: usize = 2;
-/// A slot without a row. No row has this number and position at once.
-const EMPTY: u64 = u64::MAX;
+use crate::index::{holds_page, RowPages};
+
+/// Pairs of page and row that are kept at once, per row of a call.
+const PAIRS_PER_ROW: usize = 4;
+/// Pairs that are kept at once however few rows are asked for.
+const PAIRS_MIN: usize = 256;
 
 /// Memory of a selection, used again by the next.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Row in the high half, position in the low half.
-    slots: Vec<u64>,
-    /// Slots in use by this call less one: a power of two less one.
-    mask: usize,
-    /// Per position: is the row still needed?
+    /// Count of pages to choose from and row, and position, of each distinct row that lies on a
+    /// page: in the order in which rows are gone through.
+    order: Vec<(u64, u32)>,
+    /// Per row of the order: is it still needed?
     is_needed: Vec<bool>,
     needed_count: u32,
-    /// Positions that the page just chosen serves.
+    /// Page in the high half, row of the order in the low half; ascending.
+    pairs: Vec<u64>,
+    /// Rows and positions that the page just chosen serves.
     served: Vec<u32>,
-    /// Number of pages and row, and position, of the rows to be gone through.
-    pub(super) order: Vec<(u64, u32)>,
     /// Rows still needed and page (inverted), of the pages that may be read.
     pub(super) candidates: Vec<(u32, std::cmp::Reverse<u32>)>,
 }
 
 impl Scratch {
-    /// Bytes per row of the largest one-pass call: slots up to the next power of two, what is
-    /// needed and served, and the order.
-    pub const BYTES_PER_ROW: usize = 2 * SLOTS_PER_ROW * 8 + 1 + 4 + size_of::<(u64, u32)>();
+    /// Bytes per row of the largest one-pass call: its order, what is needed and served, pairs.
+    pub const BYTES_PER_ROW: usize = size_of::<(u64, u32)>() + 1 + 4 + 8 * PAIRS_PER_ROW;
 
     /// Forgets the last call and marks `rows` as needed. A row asked for twice is needed once, at
     /// its first position; a row that lies on no page is not needed.
-    pub(super) fn start(&mut self, index: &PageIndex, rows: &[u32]) {
-        let slot_count = (SLOTS_PER_ROW * rows.len()).next_power_of_two().max(2);
-        self.slots.clear();
-        self.slots.resize(slot_count, EMPTY);
-        self.mask = slot_count - 1;
-        self.is_needed.clear();
-        self.is_needed.resize(rows.len(), false);
-        self.needed_count = 0;
+    pub(super) fn start(&mut self, index: &impl RowPages, rows: &[u32]) {
+        self.order.clear();
         for (position, &row) in (0..).zip(rows) {
-            if !index.pages_of(row).is_empty() && self.insert(row, position) {
-                self.set_needed(position, true);
-                self.needed_count += 1;
+            let page_count = index.candidates_of(row).len() as u64;
+            if page_count > 0 {
+                self.order.push(((page_count << 32) | u64::from(row), position));
             }
         }
+        self.order.sort_unstable();
+        self.order.dedup_by_key(|&mut (rank, _)| rank);
+        self.needed_count = self.order.len() as u32;
+        self.is_needed.clear();
+        self.is_needed.resize(self.order.len(), true);
+    }
+
+    /// Returns how many distinct rows lie on a page.
+    pub(super) fn row_count(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Returns the row with number `at` of the order.
+    pub(super) fn row(&self, at: usize) -> u32 {
+        self.order[at].0 as u32
     }
 
     /// Returns how many rows are still needed.
@@ -61,69 +78,115 @@ impl Scratch {
         self.needed_count
     }
 
-    pub(super) fn is_needed(&self, position: u32) -> bool {
-        self.is_needed[position as usize]
+    pub(super) fn is_needed(&self, at: usize) -> bool {
+        self.is_needed[at]
+    }
+
+    /// Returns the most pairs that are kept for a call of `row_count` rows.
+    pub(super) fn pairs_max(row_count: usize) -> usize {
+        (PAIRS_PER_ROW * row_count).max(PAIRS_MIN)
+    }
+
+    /// Gathers the pairs of rows of the order from `first` on: of as many rows as `pairs_max` pairs
+    /// allow, at least one. Returns where these rows end.
+    pub(super) fn gather(
+        &mut self,
+        index: &impl RowPages,
+        first: usize,
+        pairs_max: usize,
+    ) -> usize {
+        let mut end = self.row_count();
+        loop {
+            end = self.gather_candidates(index, first..end, pairs_max);
+            if self.gather_others(index, first..end, pairs_max) {
+                return end;
+            }
+            end = first + (end - first) / 2;
+        }
+    }
+
+    /// Keeps pairs of the pages that `rows` are chosen from; returns where the rows end that fit.
+    fn gather_candidates(
+        &mut self,
+        index: &impl RowPages,
+        rows: Range<usize>,
+        pairs_max: usize,
+    ) -> usize {
+        self.pairs.clear();
+        let mut end = rows.start;
+        for at in rows {
+            if self.is_needed[at] {
+                let pages = index.candidates_of(self.row(at));
+                if !self.pairs.is_empty() && self.pairs.len() + pages.len() > pairs_max {
+                    break;
+                }
+                self.pairs.extend(pages.map(|page| (u64::from(page) << 32) | at as u64));
+            }
+            end = at + 1;
+        }
+        self.pairs.sort_unstable();
+        end
+    }
+
+    /// Keeps pairs of all other rows that lie on these pages; `false` when they are too many, and
+    /// fewer rows would do.
+    fn gather_others(
+        &mut self,
+        index: &impl RowPages,
+        rows: Range<usize>,
+        pairs_max: usize,
+    ) -> bool {
+        let own_count = self.pairs.len();
+        let mut found = std::mem::take(&mut self.served);
+        for at in (rows.start..self.order.len()).filter(|&at| self.is_needed[at]) {
+            let (row, own) = (self.row(at), &self.pairs[..own_count]);
+            found.clear();
+            if at >= rows.end {
+                found.extend(index.candidates_of(row).filter(|&page| holds_page(own, page)));
+            }
+            index.find_beyond(row, own, &mut found);
+            self.pairs.extend(found.iter().map(|&page| (u64::from(page) << 32) | at as u64));
+            if self.pairs.len() > pairs_max && rows.len() > 1 {
+                self.served = found;
+                return false;
+            }
+        }
+        self.served = found;
+        if self.pairs.len() > own_count {
+            self.pairs.sort_unstable();
+        }
+        true
+    }
+
+    /// Returns the pages of the pairs, each once, ascending.
+    pub(super) fn pages(&self) -> impl Iterator<Item = u32> + '_ {
+        self.pairs.chunk_by(|a, b| a >> 32 == b >> 32).map(|pairs| (pairs[0] >> 32) as u32)
     }
 
     /// Counts how many rows of a page are still needed.
-    pub(super) fn count_needed(&self, rows: &[u32]) -> u32 {
-        rows.iter().filter(|&&row| self.find(row).is_some_and(|at| self.is_needed(at))).count()
-            as u32
+    pub(super) fn count_needed(&self, page: u32) -> u32 {
+        self.rows_of(page).filter(|&at| self.is_needed[at]).count() as u32
     }
 
-    /// Marks the rows of a page as needed no more and returns their positions.
-    pub(super) fn serve(&mut self, rows: &[u32]) -> &[u32] {
-        self.served.clear();
-        for &row in rows {
-            let position = self.find(row).filter(|&position| self.is_needed(position));
-            if let Some(position) = position {
-                self.set_needed(position, false);
-                self.served.push(position);
-            }
-        }
-        assert!(self.served.len() <= self.needed_count as usize, "a row is served once");
-        self.needed_count -= self.served.len() as u32;
+    /// Marks the rows of a page as needed no more and returns their positions, by row.
+    pub(super) fn serve(&mut self, page: u32) -> &[u32] {
+        let mut served = std::mem::take(&mut self.served);
+        served.clear();
+        served.extend(self.rows_of(page).filter(|&at| self.is_needed[at]).map(|at| at as u32));
+        served.iter().for_each(|&at| self.is_needed[at as usize] = false);
+        assert!(served.len() <= self.needed_count as usize, "a row is served once");
+        self.needed_count -= served.len() as u32;
+        served.sort_unstable_by_key(|&at| self.order[at as usize].0 as u32);
+        served.iter_mut().for_each(|at| *at = self.order[*at as usize].1);
+        self.served = served;
         &self.served
     }
 
-    fn set_needed(&mut self, position: u32, is_needed: bool) {
-        self.is_needed[position as usize] = is_needed;
-    }
-
-    /// Adds a row; `false` when it is there.
-    fn insert(&mut self, row: u32, position: u32) -> bool {
-        let mut at = self.home_of(row);
-        loop {
-            let slot = &mut self.slots[at];
-            if *slot == EMPTY {
-                *slot = (u64::from(row) << 32) | u64::from(position);
-                return true;
-            }
-            if (*slot >> 32) as u32 == row {
-                return false;
-            }
-            at = (at + 1) & self.mask;
-        }
-    }
-
-    /// Returns the position of a row.
-    fn find(&self, row: u32) -> Option<u32> {
-        let mut at = self.home_of(row);
-        loop {
-            let slot = self.slots[at];
-            if slot == EMPTY {
-                return None;
-            }
-            if (slot >> 32) as u32 == row {
-                return Some(slot as u32);
-            }
-            at = (at + 1) & self.mask;
-        }
-    }
-
-    /// Spreads rows by the high half of a multiplication (Fibonacci hashing).
-    fn home_of(&self, row: u32) -> usize {
-        let product = u64::from(row).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (product >> 32) as usize & self.mask
+    /// Returns the rows of the order that lie on a page.
+    fn rows_of(&self, page: u32) -> impl Iterator<Item = usize> + '_ {
+        let page = u64::from(page);
+        let first = self.pairs.partition_point(|&pair| pair >> 32 < page);
+        let pairs = self.pairs[first..].iter().take_while(move |&&pair| pair >> 32 == page);
+        pairs.map(|&pair| pair as u32 as usize)
     }
 }

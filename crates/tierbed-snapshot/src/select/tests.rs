@@ -1,7 +1,7 @@
 use tierbed_core::env::SplitMix64;
 
 use super::*;
-use crate::index::PageIndex;
+use crate::index::{PackedPages, PageIndex};
 
 const ROWS: u32 = 12;
 
@@ -146,4 +146,79 @@ fn a_large_call_and_then_a_small_one_use_the_same_scratch() {
     assert_eq!(check(&index, &rows[..3000], Selection::OnePass, &mut scratch), 200);
     assert_eq!(check(&index, &[5, 29_999, 6], Selection::OnePass, &mut scratch), 2);
     assert_eq!(check(&index, &[], Selection::Greedy, &mut scratch), 0);
+}
+
+/// Chooses pages of both indexes for `rows`, and checks that they are the same.
+fn taken(
+    index: &PageIndex,
+    limit: Option<u32>,
+    rows: &[u32],
+    selection: Selection,
+) -> Vec<(u32, Vec<u32>)> {
+    let (mut plain, mut packed) = (Vec::new(), Vec::new());
+    let mut scratch = Scratch::default();
+    let page_count = u64::from(index.page_count());
+    let small = PackedPages::of(index.forward(), page_count, limit).unwrap();
+    selection.select(&small, rows, &mut scratch, |page, at| packed.push((page, at.to_vec())));
+    let index = index.clone().limited(limit);
+    selection.select(&index, rows, &mut scratch, |page, at| plain.push((page, at.to_vec())));
+    assert_eq!(plain, packed);
+    plain
+}
+
+/// One pass by the rows of each page, as if these were known.
+fn one_pass_of_pages(index: &PageIndex, limit: usize, rows: &[u32]) -> Vec<(u32, Vec<u32>)> {
+    let candidates = |row: u32| {
+        let pages = index.pages_of(row);
+        &pages[..pages.len().min(limit)]
+    };
+    let mut needed: Vec<u32> = rows.to_vec();
+    needed.sort_unstable();
+    needed.dedup();
+    needed.retain(|&row| !candidates(row).is_empty());
+    needed.sort_by_key(|&row| (candidates(row).len(), row));
+    let mut taken = Vec::new();
+    while let Some(&row) = needed.first() {
+        let count = |page: u32| {
+            needed.iter().filter(|row| index.rows_of(page).binary_search(row).is_ok()).count()
+        };
+        let most = candidates(row).iter().map(|&page| count(page)).max();
+        let page = *candidates(row).iter().find(|&&page| Some(count(page)) == most).unwrap();
+        let served = index.rows_of(page).iter().filter(|row| needed.contains(row));
+        let position = |row: &u32| rows.iter().position(|asked| asked == row).unwrap() as u32;
+        taken.push((page, served.map(position).collect()));
+        needed.retain(|row| !index.rows_of(page).contains(row));
+    }
+    taken
+}
+
+#[test]
+fn pages_are_those_of_a_choice_that_knows_the_rows_of_every_page() {
+    let mut rng = SplitMix64::new(11);
+    for round in 0..60 {
+        // The first rows lie on most pages; a call of all rows needs windows.
+        let (row_count, page_rows) = (40 + 400 * u64::from(round % 4 == 0), 2 + rng.below(20));
+        let pages: Vec<Vec<u32>> = (0..row_count)
+            .map(|_| {
+                let mut row = || {
+                    let below = 1 + rng.below(row_count);
+                    rng.below(below) as u32
+                };
+                let mut page: Vec<u32> = (0..page_rows).map(|_| row()).collect();
+                page.sort_unstable();
+                page.dedup();
+                page
+            })
+            .collect();
+        let index = PageIndex::new(row_count as u32, pages.iter().map(Vec::as_slice)).unwrap();
+        let mut rows: Vec<u32> = (0..row_count as u32).rev().collect();
+        rows.truncate(1 + rng.below(row_count) as usize);
+        rows.extend([0, 1, 0, row_count as u32 + 5]);
+        for limit in [None, Some(1), Some(3), Some(10)] {
+            let found = taken(&index, limit, &rows, Selection::OnePass);
+            let limit_rows = limit.map_or(usize::MAX, |limit| limit as usize);
+            assert_eq!(found, one_pass_of_pages(&index, limit_rows, &rows), "limit {limit:?}");
+            taken(&index, limit, &rows, Selection::Greedy);
+        }
+    }
 }

@@ -73,7 +73,7 @@ impl Clones {
     /// # Errors
     /// `Invalid` when there are 2^32 seats or more, or the index is of another table.
     pub fn index(&self, one: &PageIndex) -> Result<PageIndex> {
-        let (forward, page_count) = (one.forward(), one.inverted().list_count());
+        let (forward, page_count) = (one.forward(), one.page_count());
         let seats = u64::from(forward.item_count()) * self.shares.len() as u64;
         if forward.list_count() != self.row_count || seats >= u64::from(u32::MAX) {
             return Err(Error::invalid("placement cannot be cloned")

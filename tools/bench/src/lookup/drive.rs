@@ -9,6 +9,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::{Bags, Error, Result, RowId, RowKey, TableId};
 use tierbed_io::{EngineOptions, FsFolder};
 use tierbed_placement::{read_log, PackedQueries, QueryLog, ReadOptions};
+use tierbed_snapshot::index::PackedPages;
 use tierbed_snapshot::placement::read_placement;
 use tierbed_snapshot::select::{Scratch, Selection};
 use tierbed_snapshot::{
@@ -273,8 +274,7 @@ fn report(
         "latency_us_p50": at(0.5),
         "latency_us_p99": at(0.99),
         "cpu_us_per_query": cpu_ns as f64 / 1e3 / queries as f64,
-        "forward_bytes": held.iter().map(|held| held.forward_bytes).sum::<u64>(),
-        "inverted_bytes": held.iter().map(|held| held.inverted_bytes).sum::<u64>(),
+        "placement_index_bytes": held.iter().map(|held| held.memory_bytes).sum::<u64>(),
         "cache_bytes": snapshot.stats().cache_capacity_bytes,
         "queue_depth": snapshot.stats().queue_depth,
         "io_engine": snapshot.stats().io.engine,
@@ -330,7 +330,9 @@ pub(super) fn select(job: &SelectJob) -> Result<Value> {
     let log = read_packed(&job.asked.log)?;
     let clones = Clones::new(log.row_count(), job.asked.clones, job.asked.skew)?;
     let (_, index) = read_placement(&job.placement)?;
-    let index = clones.index(&index)?.limited(job.choice.index_limit);
+    let index = clones.index(&index)?;
+    let (limit, page_count) = (job.choice.index_limit, u64::from(index.page_count()));
+    let index = PackedPages::of(index.forward(), page_count, limit)?;
     let mut calls = Calls::new((&log, &clones), job.batch, job.asked.seed);
     let (mut scratch, mut rows) = (Scratch::default(), Vec::new());
     let (mut pages, mut cpu_ns) = (0u64, 0);

@@ -1,6 +1,7 @@
 //! Snapshots whose tables share pages by a placement.
 
 use crate::index::PageIndex;
+use crate::places::PlacesMemory;
 use crate::select::Selection;
 
 use super::*;
@@ -97,7 +98,7 @@ fn placed_tables_answer_as_a_map_however_pages_are_chosen() {
 }
 
 #[test]
-fn an_index_limit_shrinks_the_forward_index_only() {
+fn an_index_takes_what_was_told_before_whatever_its_limit() {
     let folder = memory_folder();
     publish_placed(&folder, placements(2, 0.8), &some_rows(&schema(), 5));
     let held = |index_limit| {
@@ -105,11 +106,17 @@ fn an_index_limit_shrinks_the_forward_index_only() {
         let options = SnapshotOptions { select, ..options(4 << 20) };
         let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
         snapshot.verify().unwrap();
-        let summary = snapshot.inspect().placements[0].clone();
-        (summary.forward_bytes, summary.inverted_bytes)
+        let told = PlacesMemory::of(snapshot.manifest()).unwrap();
+        let report = snapshot.budget_report();
+        let placements = snapshot.inspect().placements;
+        let held: u64 = placements.iter().map(|held| held.memory_bytes).sum();
+        assert_eq!(report.parts["placement_index"].used_bytes, held);
+        assert!(held <= told.held_bytes && told.held_bytes < held + 64);
+        let seats: u64 = placements.iter().map(|placement| placement.seat_count).sum();
+        assert!(held < 3 * seats, "{held} bytes of {seats} seats");
+        held
     };
-    let (all, one) = (held(None), held(Some(1)));
-    assert!(one.0 < all.0 && one.1 == all.1, "{one:?} {all:?}");
+    assert_eq!(held(None), held(Some(1)));
 }
 
 #[test]

@@ -1,0 +1,493 @@
+//! Pages of each row in the fewest bits: what a served snapshot holds of a placement.
+//!
+//! Most rows lie on one page. So the first page of every row stands in an array of its own, and a
+//! bit says whether a row has more pages. Those of such rows lie behind each other, and a bit marks
+//! the last one of each row:
+//!
+//! ```text
+//! row      0    1    2    3
+//! heads    4+1  0    7+1  2+1     its first page and one; 0: the row lies nowhere
+//! is_more  0    0    1    1       counted by `Ranks`: row 3 is the second that has more
+//! others             9 1  5       the other pages, row after row
+//! ends               0 1  1       the last page of its row
+//! ```
+//!
+//! Where the other pages of a row begin stands for every 32nd of these rows; ends are counted from
+//! there. Pages beyond an index limit ascend, so that one is found by a search however hot the row
+//! is: they are not chosen among, but a page that is read for another row may be one of them.
+//!
+//! The index is made from numbers as they come from a file, and nothing larger exists
+//! meanwhile.
+#![expect(clippy::indexing_slicing, reason = "arrays are as long as the rows and pages they hold")]
+
+use std::ops::Range;
+
+use tierbed_core::{Error, Result};
+
+use super::{Lists, RowPages};
+use crate::bits::{read_bits, xor_bits};
+use crate::forward_index::bits_of;
+use crate::tails::ranks::Ranks;
+
+/// Rows with more pages than one, from one known start to the next.
+const SAMPLE_LISTS: u64 = 32;
+
+/// What the size of an index follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedShape {
+    /// Rows, whether they lie on a page or not.
+    pub row_count: u32,
+    /// Pages that rows lie on: all are below.
+    pub page_count: u64,
+    /// Rows on all pages, each as often as it is there.
+    pub seat_count: u64,
+}
+
+impl PackedShape {
+    /// Returns the most bytes that an index takes in which `present_rows` rows lie on a page.
+    #[must_use]
+    pub fn bytes(&self, present_rows: u64) -> u64 {
+        let (rows, words) = (u64::from(self.row_count), |bits: u64| 8 * bits.div_ceil(64));
+        let heads = words(rows * u64::from(self.head_bits()));
+        let others = self.seat_count.saturating_sub(present_rows);
+        if others == 0 {
+            return heads;
+        }
+        let is_more = words(rows) + Ranks::bytes_of(rows);
+        let ends = words(others) + 4 * others.div_ceil(SAMPLE_LISTS);
+        heads + is_more + ends + words(others * u64::from(self.page_bits()))
+    }
+
+    /// Bits of the first page of a row, which is stored one higher.
+    fn head_bits(&self) -> u32 {
+        bits_of(self.page_count).max(1)
+    }
+
+    /// Bits of another page of a row.
+    fn page_bits(&self) -> u32 {
+        bits_of(self.page_count.saturating_sub(1)).max(1)
+    }
+}
+
+/// The pages of each row, the most useful first.
+#[derive(Debug)]
+pub struct PackedPages {
+    shape: PackedShape,
+    index_limit: Option<u32>,
+    heads: Box<[u64]>,
+    more: Option<More>,
+}
+
+/// The pages of rows that lie on several, but for the first of each row.
+#[derive(Debug)]
+struct More {
+    /// A bit for each row that is one of these.
+    is_more: Box<[u64]>,
+    ranks: Ranks,
+    /// A bit for each page: is it the last one of its row?
+    ends: Box<[u64]>,
+    /// Where the pages of every 32nd of these rows begin.
+    samples: Box<[u32]>,
+    pages: Box<[u64]>,
+}
+
+impl More {
+    /// Returns where the pages of the `rank`-th of these rows begin, and end.
+    fn range(&self, rank: u64) -> Range<u64> {
+        let from = u64::from(self.samples[(rank / SAMPLE_LISTS) as usize]);
+        let start = self.behind_ends(from, rank % SAMPLE_LISTS);
+        start..self.behind_ends(start, 1)
+    }
+
+    /// Returns the place behind the `count`-th end from `from` on.
+    fn behind_ends(&self, from: u64, mut count: u64) -> u64 {
+        if count == 0 {
+            return from;
+        }
+        let mut at = (from / 64) as usize;
+        let mut word = self.ends[at] & (u64::MAX << (from % 64));
+        while u64::from(word.count_ones()) < count {
+            count -= u64::from(word.count_ones());
+            at += 1;
+            word = self.ends[at];
+        }
+        (1..count).for_each(|_| word &= word - 1);
+        64 * at as u64 + u64::from(word.trailing_zeros()) + 1
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let words = self.is_more.len() + self.ends.len() + self.pages.len();
+        let ranks = Ranks::bytes_of(64 * self.is_more.len() as u64);
+        8 * words as u64 + 4 * self.samples.len() as u64 + ranks
+    }
+}
+
+impl PackedPages {
+    /// Packs lists of pages, which are below `page_count`; at most the first `index_limit` of a row
+    /// are chosen among, `None`: all.
+    ///
+    /// Source: MaxEmbed §6.1, index shrinking.
+    ///
+    /// Differs: other pages of a row stay known, in few bits each, because a row is found on any
+    /// page that is read for another row. There is no inverted index that would tell it.
+    ///
+    /// # Errors
+    /// `Corruption` when a page is not.
+    pub fn of(lists: &Lists, page_count: u64, index_limit: Option<u32>) -> Result<Self> {
+        let seat_count = u64::from(lists.item_count());
+        let shape = PackedShape { row_count: lists.list_count(), page_count, seat_count };
+        let mut packer = PagesPacker::new(shape, index_limit)?;
+        lists.starts().iter().chain(lists.items()).try_for_each(|&number| packer.push(number))?;
+        packer.finish()
+    }
+
+    /// Returns all pages of `row`, the most useful first as far as its index limit; none when it lies
+    /// nowhere, or there is no such row.
+    #[must_use]
+    pub fn pages_of(&self, row: u32) -> Pages<'_> {
+        let head = if row < self.shape.row_count { self.head(row) } else { 0 };
+        let mut pages = Pages { index: self, head, others: 0..0 };
+        if let Some(more) = &self.more {
+            let (word, bit) = (row / 64, row % 64);
+            if head > 0 && more.is_more[word as usize] >> bit & 1 == 1 {
+                let rank = more.ranks.get(&more.is_more, u64::from(row)).rank;
+                pages.others = more.range(rank);
+            }
+        }
+        pages
+    }
+
+    /// Tells whether `row` lies on a page.
+    #[must_use]
+    pub fn is_present(&self, row: u32) -> bool {
+        row < self.shape.row_count && self.head(row) > 0
+    }
+
+    /// Returns the bytes held.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        8 * self.heads.len() as u64 + self.more.as_ref().map_or(0, More::memory_bytes)
+    }
+
+    /// Returns the first page of a row and one, or 0.
+    fn head(&self, row: u32) -> u64 {
+        let bits = self.shape.head_bits();
+        read_bits(&self.heads, u64::from(row) * u64::from(bits), bits)
+    }
+
+    fn other(&self, at: u64) -> u32 {
+        let Some(more) = &self.more else { unreachable!("no row has more pages") };
+        let bits = self.shape.page_bits();
+        read_bits(&more.pages, at * u64::from(bits), bits) as u32
+    }
+}
+
+impl RowPages for PackedPages {
+    fn all_pages_of(&self, row: u32) -> impl ExactSizeIterator<Item = u32> {
+        self.pages_of(row)
+    }
+
+    fn index_limit(&self) -> usize {
+        self.index_limit.map_or(usize::MAX, |limit| limit as usize)
+    }
+
+    fn find_beyond(&self, row: u32, pairs: &[u64], found: &mut Vec<u32>) {
+        // The first page is none of the others.
+        let known = self.index_limit().max(1) as u64 - 1;
+        let Range { start, end } = self.pages_of(row).others;
+        let mut at = end.min(start.saturating_add(known));
+        for pairs in pairs.chunk_by(|a, b| a >> 32 == b >> 32) {
+            let page = (pairs[0] >> 32) as u32;
+            let mut step = 1;
+            while at + step < end && self.other(at + step) < page {
+                step *= 2;
+            }
+            let mut behind = end.min(at + step + 1);
+            while at < behind {
+                let middle = at.midpoint(behind);
+                if self.other(middle) < page {
+                    at = middle + 1;
+                } else {
+                    behind = middle;
+                }
+            }
+            if at >= end {
+                break;
+            }
+            if self.other(at) == page {
+                found.push(page);
+            }
+        }
+    }
+}
+
+/// The pages of a row, the most useful first.
+#[derive(Debug, Clone)]
+pub struct Pages<'a> {
+    index: &'a PackedPages,
+    /// The first page and one; 0 when it was given, or there is none.
+    head: u64,
+    others: Range<u64>,
+}
+
+impl Iterator for Pages<'_> {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        if let Some(page) = std::mem::take(&mut self.head).checked_sub(1) {
+            return Some(page as u32);
+        }
+        self.others.next().map(|at| self.index.other(at))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count = usize::from(self.head > 0) + (self.others.end - self.others.start) as usize;
+        (count, Some(count))
+    }
+}
+
+impl ExactSizeIterator for Pages<'_> {}
+
+/// Makes an index from numbers in the order of the places file: starts of all lists of pages, the
+/// count of seats, and the pages.
+#[derive(Debug)]
+pub(crate) struct PagesPacker {
+    index: PackedPages,
+    /// Starts that came, at most one more than rows; and the last of them.
+    starts_done: u64,
+    last_start: u32,
+    pages_done: u64,
+    /// Grown by one list after the other.
+    is_more: Vec<u64>,
+    ends: Vec<u64>,
+    samples: Vec<u32>,
+    list_count: u64,
+    other_count: u64,
+    /// Row whose pages come, whether its first one came, and how many other pages of all rows.
+    row: u32,
+    in_others: bool,
+    others_done: u64,
+    others_start: u64,
+}
+
+impl PagesPacker {
+    /// # Errors
+    /// `Invalid` when the index would not fit the address space.
+    pub(crate) fn new(shape: PackedShape, index_limit: Option<u32>) -> Result<Self> {
+        let bits = u64::from(shape.row_count) * u64::from(shape.head_bits());
+        let heads = zeros(bits)?;
+        let index = PackedPages { shape, index_limit, heads, more: None };
+        Ok(Self {
+            index,
+            starts_done: 0,
+            last_start: 0,
+            pages_done: 0,
+            is_more: Vec::new(),
+            ends: Vec::new(),
+            samples: Vec::new(),
+            list_count: 0,
+            other_count: 0,
+            row: 0,
+            in_others: false,
+            others_done: 0,
+            others_start: 0,
+        })
+    }
+
+    /// Takes the next number; padding behind the last page is left out.
+    ///
+    /// # Errors
+    /// `Corruption` when starts do not rise to the count of seats, or a page does not exist.
+    pub(crate) fn push(&mut self, number: u32) -> Result<()> {
+        if self.starts_done <= u64::from(self.index.shape.row_count) {
+            self.push_start(number)
+        } else if self.pages_done < self.index.shape.seat_count {
+            self.push_page(number)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// # Errors
+    /// `Corruption` when numbers are missing.
+    pub(crate) fn finish(self) -> Result<PackedPages> {
+        let shape = self.index.shape;
+        let has_starts = self.starts_done == u64::from(shape.row_count) + 1;
+        if !has_starts || self.pages_done != shape.seat_count {
+            return Err(Error::corruption("places file ends within a placement"));
+        }
+        Ok(self.index)
+    }
+
+    fn push_start(&mut self, start: u32) -> Result<()> {
+        let shape = self.index.shape;
+        let page_count = start.checked_sub(self.last_start);
+        let is_first = self.starts_done == 0;
+        let is_last = self.starts_done == u64::from(shape.row_count);
+        let is_end = u64::from(start) == shape.seat_count;
+        let page_count = page_count
+            .filter(|_| u64::from(start) <= shape.seat_count)
+            .filter(|&count| !is_first || count == 0)
+            .filter(|_| !is_last || is_end)
+            .ok_or_else(|| {
+                Error::corruption("starts of lists do not fit the items")
+                    .with("lists", shape.row_count)
+                    .with("items", shape.seat_count)
+            })?;
+        if !is_first {
+            self.push_list((self.starts_done - 1) as u32, page_count)?;
+        }
+        (self.starts_done, self.last_start) = (self.starts_done + 1, start);
+        if is_last {
+            self.end_starts()?;
+        }
+        Ok(())
+    }
+
+    /// Notes how many pages a row has, which come later.
+    fn push_list(&mut self, row: u32, page_count: u32) -> Result<()> {
+        if page_count == 0 {
+            return Ok(());
+        }
+        // Any page, until it comes.
+        self.xor_head(row, 1);
+        if page_count == 1 {
+            return Ok(());
+        }
+        if self.is_more.is_empty() {
+            self.is_more = zeros(u64::from(self.index.shape.row_count))?.into_vec();
+            self.ends.reserve_exact(self.index.shape.seat_count.div_ceil(64) as usize);
+        }
+        self.is_more[(row / 64) as usize] |= 1 << (row % 64);
+        if self.list_count.is_multiple_of(SAMPLE_LISTS) {
+            self.samples.push(self.other_count as u32);
+        }
+        self.list_count += 1;
+        self.other_count += u64::from(page_count) - 1;
+        let last = self.other_count - 1;
+        self.ends.resize((last / 64) as usize + 1, 0);
+        self.ends[(last / 64) as usize] |= 1 << (last % 64);
+        Ok(())
+    }
+
+    fn end_starts(&mut self) -> Result<()> {
+        if self.list_count == 0 {
+            return Ok(());
+        }
+        let shape = self.index.shape;
+        let is_more = std::mem::take(&mut self.is_more).into_boxed_slice();
+        let ranks = Ranks::new(&is_more, 0, u64::from(shape.row_count), self.list_count);
+        let Some(ranks) = ranks else { unreachable!("as many bits are set as there are lists") };
+        self.index.more = Some(More {
+            is_more,
+            ranks,
+            ends: std::mem::take(&mut self.ends).into_boxed_slice(),
+            samples: std::mem::take(&mut self.samples).into_boxed_slice(),
+            pages: zeros(self.other_count * u64::from(shape.page_bits()))?,
+        });
+        Ok(())
+    }
+
+    fn push_page(&mut self, page: u32) -> Result<()> {
+        let shape = self.index.shape;
+        if u64::from(page) >= shape.page_count {
+            return Err(Error::corruption("places file names a page that does not exist")
+                .with("page", page)
+                .with("pages", shape.page_count));
+        }
+        self.pages_done += 1;
+        if !self.in_others {
+            while !self.index.is_present(self.row) {
+                assert!(self.row < shape.row_count, "there are as many pages as lists say");
+                self.row += 1;
+            }
+            self.xor_head(self.row, 1 ^ (u64::from(page) + 1));
+            let (word, bit) = ((self.row / 64) as usize, self.row % 64);
+            let more = self.index.more.as_ref();
+            self.in_others = more.is_some_and(|more| more.is_more[word] >> bit & 1 == 1);
+        } else if let Some(more) = &mut self.index.more {
+            let (at, bits) = (self.others_done, shape.page_bits());
+            xor_bits(&mut more.pages, at * u64::from(bits), u64::from(page), bits);
+            self.in_others = more.ends[(at / 64) as usize] >> (at % 64) & 1 == 0;
+            self.others_done += 1;
+        }
+        if !self.in_others {
+            self.row += 1;
+            self.sort_beyond();
+        }
+        Ok(())
+    }
+
+    /// Sorts the pages of the row that came last which lie beyond the index limit.
+    fn sort_beyond(&mut self) {
+        let known = self.index.index_limit().max(1) as u64 - 1;
+        let first = self.others_start.saturating_add(known);
+        let count = self.others_done.saturating_sub(first);
+        self.others_start = self.others_done;
+        let Some(more) = self.index.more.as_mut().filter(|_| count > 1) else { return };
+        let bits = self.index.shape.page_bits();
+        let mut rest = PackedSlice { words: &mut more.pages, first, bits };
+        if (1..count).any(|at| rest.get(at - 1) > rest.get(at)) {
+            rest.sort(count);
+        }
+    }
+
+    fn xor_head(&mut self, row: u32, value: u64) {
+        let bits = self.index.shape.head_bits();
+        xor_bits(&mut self.index.heads, u64::from(row) * u64::from(bits), value, bits);
+    }
+}
+
+/// Numbers in words, to be sorted where they are: a list of them may be longer than there is room.
+struct PackedSlice<'a> {
+    words: &'a mut [u64],
+    first: u64,
+    bits: u32,
+}
+
+impl PackedSlice<'_> {
+    fn get(&self, at: u64) -> u64 {
+        read_bits(self.words, (self.first + at) * u64::from(self.bits), self.bits)
+    }
+
+    fn swap(&mut self, a: u64, b: u64) {
+        let flipped = self.get(a) ^ self.get(b);
+        for at in [a, b] {
+            xor_bits(self.words, (self.first + at) * u64::from(self.bits), flipped, self.bits);
+        }
+    }
+
+    /// Sorts the first `count` numbers by a heap.
+    fn sort(&mut self, count: u64) {
+        (0..count / 2).rev().for_each(|at| self.sift(at, count));
+        for end in (1..count).rev() {
+            self.swap(0, end);
+            self.sift(0, end);
+        }
+    }
+
+    /// Moves a number down until none below it is larger.
+    fn sift(&mut self, mut at: u64, end: u64) {
+        while 2 * at + 1 < end {
+            let mut child = 2 * at + 1;
+            if child + 1 < end && self.get(child) < self.get(child + 1) {
+                child += 1;
+            }
+            if self.get(at) >= self.get(child) {
+                return;
+            }
+            self.swap(at, child);
+            at = child;
+        }
+    }
+}
+
+/// Returns words of zeros for so many bits.
+fn zeros(bits: u64) -> Result<Box<[u64]>> {
+    let words = usize::try_from(bits.div_ceil(64))
+        .map_err(|_| Error::invalid("places file does not fit the address space"))?;
+    Ok(vec![0; words].into_boxed_slice())
+}
+
+#[cfg(test)]
+mod tests;
