@@ -113,7 +113,7 @@ def test_the_page_shows_the_table(group: str) -> None:
 
 def test_parts_are_found_by_their_names() -> None:
     assert growth_of("page maps").bytes_of(10) == 20
-    assert growth_of("placement_index", per="replica").most == 8.4
+    assert growth_of("placement_index", per="replica").most == 4
     with pytest.raises(InvalidError, match="2 parts"):
         growth_of("placement_index")
     with pytest.raises(InvalidError, match="0 parts"):

@@ -257,7 +257,7 @@ class PageReads:
         rows: Rows they served.
         absent_rows: Rows asked for that the placement does not have.
         reads_by_useful_rows: At ``u``: how many reads served ``u`` rows.
-        index_bytes: Forward and inverted index, at the index limit.
+        index_bytes: Most memory that a snapshot's index of the placement takes.
     """
 
     pages: int
@@ -282,7 +282,7 @@ class PlacementInfo:
         page_count: All pages.
         home_page_count: Pages of homes; the others hold replicas.
         replica_count: Copies of rows beyond the first.
-        index_bytes: Forward and inverted index.
+        index_bytes: Most memory that a snapshot's index of the placement takes.
         pages_by_rows: At ``n``: how many pages hold ``n`` rows.
         rows_by_pages: At ``n``: how many rows are on ``n`` pages.
     """
@@ -390,7 +390,7 @@ class Placement:
         Args:
             log: Queries, or what is left of them behind a cache.
             select: ``one_pass`` or ``greedy``.
-            index_limit: Pages known per row; None is all.
+            index_limit: Pages of a row that are chosen among; None is all.
             threads: They change the time, never the counts.
         """
         return PageReads(**self.native.page_reads(log.native, select, index_limit, threads))

@@ -60,8 +60,8 @@ TRAINING = (
 SERVING = (
     Growth("forward_index", "snapshot", "row, by the bits of a page's number", 1, 4, _NEVER),
     Growth("forward_index", 'snapshot with `head_rows="5%"`', "row", 0.14, 0.4, _NEVER),
-    Growth("placement_index", "snapshot with a placement", "row", 12, 12.3, _NEVER),
-    Growth("placement_index", "snapshot with a placement", "replica", 8, 8.4, _NEVER),
+    Growth("placement_index", "snapshot with a placement", "row, likewise", 1, 4, _NEVER),
+    Growth("placement_index", "snapshot with a placement", "replica, likewise", 1, 4, _NEVER),
     Growth("deltas", "delta upon a snapshot", "row of the delta", 12, 12, _NEVER),
 )
 #: Beside any budget.
