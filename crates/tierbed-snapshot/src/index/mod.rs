@@ -33,8 +33,8 @@ pub trait RowPages {
     /// Returns how many of them, the first ones, are chosen among.
     fn index_limit(&self) -> usize;
 
-    /// Adds to `found` those of some pages, given in the high halves of `pairs`, ascending, on which
-    /// `row` lies beyond the limit.
+    /// Adds to `found` those of some pages, given in the high halves of `pairs`, ascending, on
+    /// which `row` lies beyond the limit.
     fn find_beyond(&self, row: u32, pairs: &[u64], found: &mut Vec<u32>) {
         let pages = self.all_pages_of(row).skip(self.index_limit());
         found.extend(pages.filter(|&page| holds_page(pairs, page)));
@@ -93,7 +93,8 @@ impl PageIndex {
     #[must_use]
     pub fn pages_of(&self, row: u32) -> &[u32] {
         let pages = self.forward.get(row);
-        pages.get(..self.index_limit()).unwrap_or(pages)
+        let (chosen_among, _) = pages.split_at(pages.len().min(self.index_limit()));
+        chosen_among
     }
 
     /// Returns all rows of `page`, ascending.

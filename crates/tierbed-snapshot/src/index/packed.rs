@@ -145,8 +145,8 @@ impl PackedPages {
         packer.finish()
     }
 
-    /// Returns all pages of `row`, the most useful first as far as its index limit; none when it lies
-    /// nowhere, or there is no such row.
+    /// Returns all pages of `row`, the most useful first as far as its index limit; none when it
+    /// lies nowhere, or there is no such row.
     #[must_use]
     pub fn pages_of(&self, row: u32) -> Pages<'_> {
         let head = if row < self.shape.row_count { self.head(row) } else { 0 };

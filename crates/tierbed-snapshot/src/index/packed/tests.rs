@@ -1,3 +1,4 @@
+use proptest::collection::btree_set;
 use proptest::prelude::*;
 use tierbed_core::env::SplitMix64;
 
@@ -104,9 +105,9 @@ proptest! {
 
     #[test]
     fn pages_beyond_the_limit_are_found(
-        lists in proptest::collection::vec(proptest::collection::btree_set(0u32..600, 0..300), 1..6),
+        lists in proptest::collection::vec(btree_set(0u32..600, 0..300), 1..6),
         limit in 1u32..30,
-        asked in proptest::collection::btree_set(0u32..600, 0..80),
+        asked in btree_set(0u32..600, 0..80),
         seed: u64,
     ) {
         let mut random = SplitMix64::new(seed);
