@@ -18,12 +18,14 @@
 
 mod lists;
 mod packed;
+mod page_set;
 
 use tierbed_core::Result;
 
 pub use lists::Lists;
 pub(crate) use packed::PagesPacker;
 pub use packed::{PackedPages, PackedShape, Pages};
+pub use page_set::PageSet;
 
 /// What page selection asks of an index.
 pub trait RowPages {
@@ -33,23 +35,21 @@ pub trait RowPages {
     /// Returns how many of them, the first ones, are chosen among.
     fn index_limit(&self) -> usize;
 
-    /// Adds to `found` those of some pages, given in the high halves of `pairs`, ascending, on
-    /// which `row` lies beyond the limit.
-    fn find_beyond(&self, row: u32, pairs: &[u64], found: &mut Vec<u32>) {
-        let pages = self.all_pages_of(row).skip(self.index_limit());
-        found.extend(pages.filter(|&page| holds_page(pairs, page)));
+    /// Tells whether a row may lie on `page` beyond its limit.
+    fn may_be_beyond(&self, _page: u32) -> bool {
+        true
+    }
+
+    /// Adds to `found` those of `pages` on which `row` lies beyond the limit.
+    fn find_beyond(&self, row: u32, pages: &PageSet, found: &mut Vec<u32>) {
+        let beyond = self.all_pages_of(row).skip(self.index_limit());
+        found.extend(beyond.filter(|&page| pages.holds(page)));
     }
 
     /// Returns the pages of `row` that are chosen among.
     fn candidates_of(&self, row: u32) -> impl ExactSizeIterator<Item = u32> {
         self.all_pages_of(row).take(self.index_limit())
     }
-}
-
-/// Tells whether a page is in the high half of one of `pairs`, which ascend.
-pub(crate) fn holds_page(pairs: &[u64], page: u32) -> bool {
-    let at = pairs.partition_point(|&pair| pair >> 32 < u64::from(page));
-    pairs.get(at).is_some_and(|&pair| pair >> 32 == u64::from(page))
 }
 
 /// The forward and the inverted index of one placement.

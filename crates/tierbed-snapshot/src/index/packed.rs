@@ -16,6 +16,9 @@
 //! there. Pages beyond an index limit ascend, so that one is found by a search however hot the row
 //! is: they are not chosen among, but a page that is read for another row may be one of them.
 //!
+//! A bit per page says whether any row lies on it beyond the limit: on most pages none does, and
+//! nothing is searched for these.
+//!
 //! The index is made from numbers as they come from a file, and nothing larger exists
 //! meanwhile.
 #![expect(clippy::indexing_slicing, reason = "arrays are as long as the rows and pages they hold")]
@@ -26,7 +29,7 @@ use std::ops::Range;
 
 use tierbed_core::Result;
 
-use super::{Lists, RowPages};
+use super::{Lists, PageSet, RowPages};
 use crate::bits::read_bits;
 use crate::forward_index::bits_of;
 use crate::tails::ranks::Ranks;
@@ -35,6 +38,9 @@ pub(crate) use packer::PagesPacker;
 
 /// Rows with more pages than one, from one known start to the next.
 const SAMPLE_LISTS: u64 = 32;
+
+/// Pages of a row that are looked at one after the other in the time of one search among them.
+const WALK_PER_PAGE: u64 = 16;
 
 /// What the size of an index follows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +65,8 @@ impl PackedShape {
         }
         let is_more = words(rows) + Ranks::bytes_of(rows);
         let ends = words(others) + 4 * others.div_ceil(SAMPLE_LISTS);
-        heads + is_more + ends + words(others * u64::from(self.page_bits()))
+        let pages = words(others * u64::from(self.page_bits())) + words(self.page_count);
+        heads + is_more + ends + pages
     }
 
     /// Bits of the first page of a row, which is stored one higher.
@@ -93,6 +100,8 @@ struct More {
     /// Where the pages of every 32nd of these rows begin.
     samples: Box<[u32]>,
     pages: Box<[u64]>,
+    /// A bit for each page: does a row lie on it beyond its limit?
+    has_beyond: Box<[u64]>,
 }
 
 impl More {
@@ -120,7 +129,7 @@ impl More {
     }
 
     fn memory_bytes(&self) -> u64 {
-        let words = self.is_more.len() + self.ends.len() + self.pages.len();
+        let words = self.is_more.len() + self.ends.len() + self.pages.len() + self.has_beyond.len();
         let ranks = Ranks::bytes_of(64 * self.is_more.len() as u64);
         8 * words as u64 + 4 * self.samples.len() as u64 + ranks
     }
@@ -179,6 +188,7 @@ impl PackedPages {
         read_bits(&self.heads, u64::from(row) * u64::from(bits), bits)
     }
 
+    #[inline]
     fn other(&self, at: u64) -> u32 {
         let Some(more) = &self.more else { unreachable!("no row has more pages") };
         let bits = self.shape.page_bits();
@@ -195,13 +205,30 @@ impl RowPages for PackedPages {
         self.index_limit.map_or(usize::MAX, |limit| limit as usize)
     }
 
-    fn find_beyond(&self, row: u32, pairs: &[u64], found: &mut Vec<u32>) {
+    fn may_be_beyond(&self, page: u32) -> bool {
+        let Some(more) = &self.more else { return false };
+        more.has_beyond[(page / 64) as usize] >> (page % 64) & 1 == 1
+    }
+
+    fn find_beyond(&self, row: u32, pages: &PageSet, found: &mut Vec<u32>) {
         // The first page is none of the others.
         let known = self.index_limit().max(1) as u64 - 1;
         let Range { start, end } = self.pages_of(row).others;
-        let mut at = end.min(start.saturating_add(known));
-        for pairs in pairs.chunk_by(|a, b| a >> 32 == b >> 32) {
-            let page = (pairs[0] >> 32) as u32;
+        let first = end.min(start.saturating_add(known));
+        if end - first <= WALK_PER_PAGE * pages.pages().len() as u64 {
+            let beyond = (first..end).map(|at| self.other(at));
+            found.extend(beyond.filter(|&page| pages.holds(page)));
+        } else {
+            self.search_beyond(first..end, pages.pages(), found);
+        }
+    }
+}
+
+impl PackedPages {
+    /// Adds to `found` those of `pages` that are among the ascending pages at `others`.
+    fn search_beyond(&self, others: Range<u64>, pages: &[u32], found: &mut Vec<u32>) {
+        let Range { start: mut at, end } = others;
+        for &page in pages {
             let mut step = 1;
             while at + step < end && self.other(at + step) < page {
                 step *= 2;

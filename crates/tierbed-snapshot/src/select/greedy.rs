@@ -22,7 +22,7 @@ pub fn greedy(
     mut take: impl FnMut(u32, &[u32]),
 ) -> Selected {
     scratch.start(index, rows);
-    scratch.gather(index, 0, usize::MAX);
+    scratch.gather_all(index);
     let mut candidates = std::mem::take(&mut scratch.candidates);
     candidates.clear();
     candidates.extend(scratch.pages().map(|page| (scratch.count_needed(page), Reverse(page))));

@@ -18,12 +18,16 @@
 
 use std::ops::Range;
 
-use crate::index::{holds_page, RowPages};
+use crate::index::{PageSet, RowPages};
 
 /// Pairs of page and row that are kept at once, per row of a call.
 const PAIRS_PER_ROW: usize = 4;
 /// Pairs that are kept at once however few rows are asked for.
 const PAIRS_MIN: usize = 256;
+/// Pages of the first window on which rows may lie beyond their limit, at most; each window has
+/// twice as many as the one before. Rows that lie on very many pages are served by the first pages
+/// that are chosen: they are looked for on few pages, and in later windows no more.
+const BEYOND_MIN: usize = 16;
 
 /// Memory of a selection, used again by the next.
 #[derive(Debug, Default)]
@@ -36,6 +40,13 @@ pub struct Scratch {
     needed_count: u32,
     /// Page in the high half, row of the order in the low half; ascending.
     pairs: Vec<u64>,
+    /// Pages that rows of the window are chosen from; and those of them on which other rows may
+    /// lie beyond their limit.
+    own: PageSet,
+    beyond: PageSet,
+    /// Rows of the next window at most, and pages of it on which rows may lie beyond their limit.
+    window: usize,
+    beyond_max: usize,
     /// Rows and positions that the page just chosen serves.
     served: Vec<u32>,
     /// Rows still needed and page (inverted), of the pages that may be read.
@@ -43,8 +54,12 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Bytes per row of the largest one-pass call: its order, what is needed and served, pairs.
-    pub const BYTES_PER_ROW: usize = size_of::<(u64, u32)>() + 1 + 4 + 8 * PAIRS_PER_ROW;
+    /// Bytes per row of the largest one-pass call: its order, what is needed and served, pairs and
+    /// their pages.
+    pub const BYTES_PER_ROW: usize = size_of::<(u64, u32)>()
+        + 1
+        + 4
+        + PAIRS_PER_ROW * (size_of::<u64>() + 2 * PageSet::BYTES_PER_PAGE);
 
     /// Forgets the last call and marks `rows` as needed. A row asked for twice is needed once, at
     /// its first position; a row that lies on no page is not needed.
@@ -61,6 +76,7 @@ impl Scratch {
         self.needed_count = self.order.len() as u32;
         self.is_needed.clear();
         self.is_needed.resize(self.order.len(), true);
+        (self.window, self.beyond_max) = (usize::MAX, BEYOND_MIN);
     }
 
     /// Returns how many distinct rows lie on a page.
@@ -87,21 +103,31 @@ impl Scratch {
         (PAIRS_PER_ROW * row_count).max(PAIRS_MIN)
     }
 
-    /// Gathers the pairs of rows of the order from `first` on: of as many rows as `pairs_max` pairs
-    /// allow, at least one. Returns where these rows end.
+    /// Gathers the pairs of all rows of the order.
+    pub(super) fn gather_all(&mut self, index: &impl RowPages) {
+        self.beyond_max = usize::MAX;
+        self.gather(index, 0, usize::MAX);
+    }
+
+    /// Gathers the pairs of a window: rows of the order from `first` on, as many as `pairs_max`
+    /// pairs allow, at least one. Returns where these rows end.
     pub(super) fn gather(
         &mut self,
         index: &impl RowPages,
         first: usize,
         pairs_max: usize,
     ) -> usize {
-        let mut end = self.row_count();
         loop {
-            end = self.gather_candidates(index, first..end, pairs_max);
+            let end = self.row_count().min(first.saturating_add(self.window));
+            let end = self.gather_candidates(index, first..end, pairs_max);
             if self.gather_others(index, first..end, pairs_max) {
+                self.window = usize::MAX;
+                if self.beyond.pages().len() >= self.beyond_max / 2 {
+                    self.beyond_max = self.beyond_max.saturating_mul(2);
+                }
                 return end;
             }
-            end = first + (end - first) / 2;
+            self.window = (end - first) / 2;
         }
     }
 
@@ -113,14 +139,18 @@ impl Scratch {
         pairs_max: usize,
     ) -> usize {
         self.pairs.clear();
-        let mut end = rows.start;
+        let (mut end, mut beyond_count) = (rows.start, 0);
         for at in rows {
             if self.is_needed[at] {
                 let pages = index.candidates_of(self.row(at));
-                if !self.pairs.is_empty() && self.pairs.len() + pages.len() > pairs_max {
+                let is_full = self.pairs.len() + pages.len() > pairs_max;
+                if !self.pairs.is_empty() && (is_full || beyond_count >= self.beyond_max) {
                     break;
                 }
-                self.pairs.extend(pages.map(|page| (u64::from(page) << 32) | at as u64));
+                for page in pages {
+                    beyond_count += usize::from(index.may_be_beyond(page));
+                    self.pairs.push((u64::from(page) << 32) | at as u64);
+                }
             }
             end = at + 1;
         }
@@ -137,14 +167,20 @@ impl Scratch {
         pairs_max: usize,
     ) -> bool {
         let own_count = self.pairs.len();
+        self.own.assign(self.pairs.iter().map(|&pair| (pair >> 32) as u32));
+        let own = self.own.pages().iter().copied();
+        self.beyond.assign(own.filter(|&page| index.may_be_beyond(page)));
+        let has_beyond = !self.beyond.pages().is_empty();
         let mut found = std::mem::take(&mut self.served);
         for at in (rows.start..self.order.len()).filter(|&at| self.is_needed[at]) {
-            let (row, own) = (self.row(at), &self.pairs[..own_count]);
+            let (row, page_count) = (self.row(at), (self.order[at].0 >> 32) as usize);
             found.clear();
             if at >= rows.end {
-                found.extend(index.candidates_of(row).filter(|&page| holds_page(own, page)));
+                found.extend(index.candidates_of(row).filter(|&page| self.own.holds(page)));
             }
-            index.find_beyond(row, own, &mut found);
+            if has_beyond && page_count >= index.index_limit() {
+                index.find_beyond(row, &self.beyond, &mut found);
+            }
             self.pairs.extend(found.iter().map(|&page| (u64::from(page) << 32) | at as u64));
             if self.pairs.len() > pairs_max && rows.len() > 1 {
                 self.served = found;

@@ -31,6 +31,8 @@ pub(crate) struct PagesPacker {
     in_others: bool,
     others_done: u64,
     others_start: u64,
+    /// Other pages of a row that are chosen among.
+    known: u64,
 }
 
 impl PagesPacker {
@@ -41,6 +43,7 @@ impl PagesPacker {
         let heads = zeros(bits)?;
         let index = PackedPages { shape, index_limit, heads, more: None };
         Ok(Self {
+            known: index.index_limit().max(1) as u64 - 1,
             index,
             starts_done: 0,
             last_start: 0,
@@ -147,6 +150,7 @@ impl PagesPacker {
             ends: std::mem::take(&mut self.ends).into_boxed_slice(),
             samples: std::mem::take(&mut self.samples).into_boxed_slice(),
             pages: zeros(self.other_count * u64::from(shape.page_bits()))?,
+            has_beyond: zeros(shape.page_count)?,
         });
         Ok(())
     }
@@ -172,6 +176,9 @@ impl PagesPacker {
             let (at, bits) = (self.others_done, shape.page_bits());
             xor_bits(&mut more.pages, at * u64::from(bits), u64::from(page), bits);
             self.in_others = more.ends[(at / 64) as usize] >> (at % 64) & 1 == 0;
+            if at - self.others_start >= self.known {
+                more.has_beyond[(page / 64) as usize] |= 1 << (page % 64);
+            }
             self.others_done += 1;
         }
         if !self.in_others {
@@ -183,8 +190,7 @@ impl PagesPacker {
 
     /// Sorts the pages of the row that came last which lie beyond the index limit.
     fn sort_beyond(&mut self) {
-        let known = self.index.index_limit().max(1) as u64 - 1;
-        let first = self.others_start.saturating_add(known);
+        let first = self.others_start.saturating_add(self.known);
         let count = self.others_done.saturating_sub(first);
         self.others_start = self.others_done;
         let Some(more) = self.index.more.as_mut().filter(|_| count > 1) else { return };

@@ -56,13 +56,14 @@ fn long_lists_end_where_they_end_and_no_list_is_empty_too() {
 }
 
 #[test]
-fn a_row_with_one_page_takes_bits_of_a_page_and_a_replica_two_more() {
+fn a_row_takes_bits_of_a_page_and_a_replica_two_more_and_a_page_one() {
     let (rows, pages) = (64_000, 1 << 20);
     let one: Vec<_> = (0..rows).map(|row| vec![row]).collect();
     assert_eq!(check(&one, pages).memory_bytes(), u64::from(rows) * 21 / 8);
     let two: Vec<_> = (0..rows).map(|row| vec![row, row + 1]).collect();
     let per_row = check(&two, pages).memory_bytes() as f64 / f64::from(rows);
-    let bits = 21.0 + 1.04 + 20.0 + 1.0 + 1.0;
+    let page_bits_per_row = pages as f64 / f64::from(rows);
+    let bits = 21.0 + 1.04 + 20.0 + 1.0 + 1.0 + page_bits_per_row;
     assert!(per_row <= bits / 8.0, "{per_row} bytes");
     // A table of 2^32 rows on 2^26 pages, a replica for each row.
     let shape = PackedShape { row_count: u32::MAX, page_count: 1 << 26, seat_count: 2 * (1 << 32) };
@@ -120,15 +121,17 @@ proptest! {
         }).collect();
         let gathered = Lists::gather(lists.iter().map(Vec::as_slice)).unwrap();
         let index = PackedPages::of(&gathered, 600, Some(limit)).unwrap();
-        let pairs: Vec<u64> = asked.iter().map(|&page| u64::from(page) << 32 | 7).collect();
+        let mut pages = PageSet::default();
+        pages.assign(asked.iter().copied());
         for (row, list) in (0..).zip(&lists) {
             let (first, rest) = list.split_at(list.len().min(limit as usize));
             prop_assert_eq!(index.candidates_of(row).collect::<Vec<_>>(), first);
             let mut found = Vec::new();
-            index.find_beyond(row, &pairs, &mut found);
+            index.find_beyond(row, &pages, &mut found);
             let mut expected: Vec<u32> = rest.to_vec();
             expected.retain(|page| asked.contains(page));
             expected.sort_unstable();
+            prop_assert!(rest.iter().all(|&page| index.may_be_beyond(page)));
             prop_assert_eq!(found, expected);
         }
     }
