@@ -2,6 +2,7 @@
 //!
 //! ```console
 //! $ cargo run --release -p tierbed-cache --example policy_speed -- lru,s3_fifo,group_frequency
+//! $ cargo run --release -p tierbed-cache --example policy_speed -- auto misses
 //! ```
 //! Groups of 26 rows go through a cache of 100,000: index, keys, policy, no row bytes.
 //! `skewed` draws them from a million rows, about as Zipf's law with exponent 1; `hits` are of rows
@@ -153,11 +154,13 @@ fn main() {
         ("misses", groups(group_count, 2, rare)),
         ("skewed", groups(group_count, 3, skewed)),
     ];
+    let only = std::env::args().nth(2);
+    let is_wanted = |rows: &str| only.as_deref().is_none_or(|only| only == rows);
     let fill: Vec<u32> = (0..CAPACITY as u32).collect();
     println!("policy,rows,median_per_s,best_per_s,hit_rate,policy_bytes_per_row");
     for name in names.split(',') {
         let kind = PolicyKind::from_name(name).unwrap();
-        for (rows, groups) in &draws {
+        for (rows, groups) in draws.iter().filter(|(rows, _)| is_wanted(rows)) {
             let mut cache = Cache::new(kind);
             fill.chunks(GROUP_ROWS).for_each(|group| cache.ask(group));
             let (median, best, hit_rate) = measure(&mut cache, groups);
