@@ -38,6 +38,32 @@ struct Set {
     stamps: [[u8; 3]; WAYS],
 }
 
+impl Set {
+    /// A bit for each way with this print, that of the first is bit 1: as in `SlotIndex`.
+    #[inline]
+    fn ways_of(&self, print: u16) -> u32 {
+        let (mut bits, mut way) = (0, 0);
+        while way < WAYS {
+            bits |= u32::from(self.prints[way] == print) << (way + 1);
+            way += 1;
+        }
+        bits
+    }
+
+    #[inline]
+    fn list_and_stamp(&self, way: usize) -> (usize, u32) {
+        let [low, middle, high] = self.stamps[way];
+        let packed = u32::from_le_bytes([low, middle, high, 0]);
+        ((packed >> LIST_AT) as usize, packed & ((1 << LIST_AT) - 1))
+    }
+}
+
+/// The first of some ways, of which there is one.
+#[inline]
+fn first_way(ways: u32) -> usize {
+    (ways.trailing_zeros() - 1) as usize % WAYS
+}
+
 /// The order of one list: a bit per place of the ring, set while its ghost is remembered.
 #[derive(Debug, Clone, Default)]
 struct Ring {
@@ -45,8 +71,9 @@ struct Ring {
     place_count: u32,
     /// Stamps count to here and begin anew: a multiple of the places.
     stamp_count: u32,
-    /// The oldest ghost's stamp, and stamps from there to the newest.
+    /// The oldest ghost's stamp, its place, and stamps from there to the newest.
     first: u32,
+    first_place: u32,
     used: u32,
     len: usize,
 }
@@ -62,8 +89,12 @@ impl Ring {
         }
     }
 
-    fn place(&self, stamp: u32) -> usize {
-        (stamp % self.place_count) as usize
+    /// The place of the ghost so many stamps after the oldest, fewer than there are places. By that
+    /// and not by the stamp: a remainder costs more than all else here.
+    #[inline]
+    fn place(&self, since: u32) -> usize {
+        let place = self.first_place + since;
+        (if place < self.place_count { place } else { place - self.place_count }) as usize
     }
 
     /// How many stamps after the oldest.
@@ -75,9 +106,16 @@ impl Ring {
         }
     }
 
+    #[inline]
     fn holds(&self, stamp: u32) -> bool {
-        let place = self.place(stamp);
-        self.since_first(stamp) < self.used && self.bits[place / 64] >> (place % 64) & 1 == 1
+        let since = self.since_first(stamp);
+        since < self.used && self.is_set(since)
+    }
+
+    #[inline]
+    fn is_set(&self, since: u32) -> bool {
+        let place = self.place(since);
+        self.bits[place / 64] >> (place % 64) & 1 == 1
     }
 
     /// Gives out the stamp after the newest; the oldest ghost goes when the ring is full.
@@ -85,20 +123,26 @@ impl Ring {
         if self.used == self.place_count {
             self.clear(self.first);
         }
-        let stamp = (self.first + self.used) % self.stamp_count;
-        let place = self.place(stamp);
+        let place = self.place(self.used);
         self.bits[place / 64] |= 1 << (place % 64);
+        let stamp = self.first + self.used;
         self.used += 1;
         self.len += 1;
-        stamp
+        if stamp < self.stamp_count {
+            stamp
+        } else {
+            stamp - self.stamp_count
+        }
     }
 
     fn clear(&mut self, stamp: u32) {
-        let place = self.place(stamp);
+        let place = self.place(self.since_first(stamp));
         self.bits[place / 64] &= !(1 << (place % 64));
         self.len -= 1;
-        while self.used > 0 && !self.holds(self.first) {
-            self.first = if self.first + 1 == self.stamp_count { 0 } else { self.first + 1 };
+        while self.used > 0 && !self.is_set(0) {
+            let next = |at: u32, end: u32| if at + 1 == end { 0 } else { at + 1 };
+            self.first = next(self.first, self.stamp_count);
+            self.first_place = next(self.first_place, self.place_count);
             self.used -= 1;
         }
     }
@@ -166,11 +210,11 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
         if self.capacity == 0 {
             return;
         }
-        self.take(hash);
+        let mixed = mix64(hash);
+        self.take_mixed(mixed);
         if self.len(list) >= self.capacity {
             self.pop_oldest(list);
         }
-        let mixed = mix64(hash);
         let set = self.set_of(mixed);
         let way = self.free_way(set);
         let stamp = self.rings[list].open();
@@ -183,7 +227,11 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
 
     /// Forgets the row of `hash`; returns the list that remembered it.
     pub fn take(&mut self, hash: u64) -> Option<usize> {
-        let found = self.find(mix64(hash))?;
+        self.take_mixed(mix64(hash))
+    }
+
+    fn take_mixed(&mut self, mixed: u64) -> Option<usize> {
+        let found = self.find(mixed)?;
         self.sets[found.set].prints[found.way] = NO_PRINT;
         self.rings[found.list].clear(found.stamp);
         Some(found.list)
@@ -205,7 +253,7 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
 
     fn note_at(&self, list: usize, stamp: u32) -> usize {
         let ring = &self.rings[list];
-        list * ring.place_count as usize + ring.place(stamp)
+        list * ring.place_count as usize + ring.place(ring.since_first(stamp))
     }
 
     fn set_of(&self, mixed: u64) -> usize {
@@ -214,40 +262,47 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
 
     fn find(&self, mixed: u64) -> Option<Found> {
         let set = self.set_of(mixed);
-        let print = print_of(mixed);
-        let prints = &self.sets.get(set)?.prints;
-        (0..WAYS).filter(|&way| prints[way] == print).find_map(|way| self.living(set, way))
+        let mut ways = self.sets.get(set)?.ways_of(print_of(mixed));
+        while ways != 0 {
+            let found = self.living(set, first_way(ways));
+            if found.is_some() {
+                return found;
+            }
+            ways &= ways - 1;
+        }
+        None
     }
 
     /// The ghost of a way, unless it has been forgotten.
     fn living(&self, set: usize, way: usize) -> Option<Found> {
-        let [low, middle, high] = self.sets[set].stamps[way];
-        let packed = u32::from_le_bytes([low, middle, high, 0]);
-        let (list, stamp) = ((packed >> LIST_AT) as usize, packed & ((1 << LIST_AT) - 1));
+        let (list, stamp) = self.sets[set].list_and_stamp(way);
         let is_living = self.sets[set].prints[way] != NO_PRINT && self.rings[list].holds(stamp);
         is_living.then_some(Found { set, way, list, stamp })
     }
 
     /// A way for one more ghost; the set's oldest goes when all are of living ones.
     fn free_way(&mut self, set: usize) -> usize {
-        let first_free = |set: &Set| set.prints.iter().position(|&print| print == NO_PRINT);
-        if let Some(way) = first_free(&self.sets[set]) {
-            return way;
+        let free = self.sets[set].ways_of(NO_PRINT);
+        if free != 0 {
+            return first_way(free);
+        }
+        // All dead ones at once, and written without a branch: who is living cannot be guessed.
+        for way in 0..WAYS {
+            let (list, stamp) = self.sets[set].list_and_stamp(way);
+            let print = &mut self.sets[set].prints[way];
+            *print = if self.rings[list].holds(stamp) { *print } else { NO_PRINT };
+        }
+        let free = self.sets[set].ways_of(NO_PRINT);
+        if free != 0 {
+            return first_way(free);
         }
         let mut oldest: Option<(u32, Found)> = None;
-        for way in 0..WAYS {
-            let Some(found) = self.living(set, way) else {
-                self.sets[set].prints[way] = NO_PRINT;
-                continue;
-            };
+        for found in (0..WAYS).filter_map(|way| self.living(set, way)) {
             let ring = &self.rings[found.list];
             let age = ring.used - ring.since_first(found.stamp);
             if oldest.as_ref().is_none_or(|(most, _)| age > *most) {
                 oldest = Some((age, found));
             }
-        }
-        if let Some(way) = first_free(&self.sets[set]) {
-            return way;
         }
         let Some((_, oldest)) = oldest else { return 0 };
         self.rings[oldest.list].clear(oldest.stamp);
