@@ -1,9 +1,10 @@
 //! The slot index: a hash table from keys to slots, sixteen to a cache line.
 //!
-//! The hash of a key gives two lines, its first anywhere and its second a few lines behind that. The
-//! key stands in the one that was emptier when it came, or, where both were full, behind the second.
-//! Each line counts the keys that stand elsewhere for want of room: a search that finds a count of 0
-//! in one of its two lines ends there. A key stays where it is: a removal empties its place.
+//! The hash of a key gives two lines, its first anywhere and its second a few lines behind that.
+//! The key stands in the one that was emptier when it came, or, where both were full, behind the
+//! second. Each line counts the keys that stand elsewhere for want of room: a search that finds a
+//! count of 0 at one of its two lines ends there. A key stays where it is: a removal empties its
+//! place.
 //!
 //! ```text
 //! entry:  bit 31   30 .................. 0
