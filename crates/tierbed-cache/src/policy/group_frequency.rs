@@ -257,7 +257,7 @@ impl GroupFrequency {
     fn settle_trial(&mut self) -> Option<u32> {
         let trial_max = self.trial_max();
         // Also when no row competes: a victim is due, and only rows on trial are left.
-        while self.trial.len() >= trial_max || self.ranks.lowest().is_none() {
+        while self.trial.len() >= trial_max || self.ranks.is_empty() {
             let Some(&slot) = self.trial.front() else { break };
             let rank = self.rank_of(self.scores.get(slot));
             let is_below = self.ranks.lowest().is_none_or(|lowest| rank < lowest);
@@ -272,7 +272,9 @@ impl GroupFrequency {
 
     /// A slot of the lowest scores of those that compete.
     fn lowest_slot(&mut self) -> Option<u32> {
-        self.ranks.lowest()?;
+        if self.ranks.is_empty() {
+            return None;
+        }
         let mut low = self.low_scores();
         if let Some(slot) = self.victims.next(&self.scores, low) {
             return Some(slot);

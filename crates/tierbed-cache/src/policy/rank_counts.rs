@@ -9,11 +9,13 @@ pub(crate) struct RankCounts {
     /// By the places of the ranks.
     counts: Box<[u32; RANKS]>,
     ring: RankRing,
+    /// Slots of all ranks.
+    len: usize,
 }
 
 impl Default for RankCounts {
     fn default() -> Self {
-        Self { counts: Box::new([0; RANKS]), ring: RankRing::default() }
+        Self { counts: Box::new([0; RANKS]), ring: RankRing::default(), len: 0 }
     }
 }
 
@@ -26,6 +28,7 @@ impl RankCounts {
     pub(crate) fn add(&mut self, rank: u16) {
         let place = self.ring.place(rank);
         self.counts[place] += 1;
+        self.len += 1;
         self.ring.set_filled(place, true);
     }
 
@@ -34,6 +37,7 @@ impl RankCounts {
     pub(crate) fn remove(&mut self, rank: u16) {
         let place = self.ring.place(rank);
         self.counts[place] -= 1;
+        self.len -= 1;
         if self.counts[place] == 0 {
             self.ring.set_filled(place, false);
         }
@@ -51,6 +55,12 @@ impl RankCounts {
         let place = self.ring.place(0);
         self.counts[place] = lowest;
         self.ring.set_filled(place, lowest > 0);
+    }
+
+    /// Tells whether no slot is counted, without a search for the lowest.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Returns the lowest rank that has a slot.
@@ -112,6 +122,7 @@ mod tests {
                 counts.fall(usize::from(by));
             }
             ranks.sort_unstable();
+            assert_eq!(counts.is_empty(), ranks.is_empty());
             assert_eq!(counts.lowest(), ranks.first().copied());
             let wanted = 1 + rng.below(90) as usize;
             let expected = ranks.get(wanted - 1).copied().unwrap_or(RANKS as u16 - 1);

@@ -21,6 +21,8 @@ const UPPER_BITS: u32 = 4;
 const UPPER_MASK: u16 = (1 << UPPER_BITS) - 1;
 const SHARING: usize = (u16::BITS / UPPER_BITS) as usize;
 const CODE_MASK: u32 = (1 << ScoreFrame::CODE_BITS) - 1;
+/// Bits of a tag that are in the lower word of its entry.
+const TAG_LOWER_MASK: u32 = (1 << (u16::BITS - ScoreFrame::CODE_BITS)) - 1;
 const TAG_BITS: u32 = u16::BITS + UPPER_BITS - ScoreFrame::CODE_BITS;
 
 /// The lower words of entries, and words of what is above.
@@ -48,25 +50,47 @@ impl Set {
     /// The place of an entry with this tag.
     #[inline]
     fn find(&self, tag: u32) -> Option<usize> {
-        (0..WAYS).find(|&way| {
+        // By the part of the tag in the lower words first, of all of them in one comparison.
+        let part = (tag & TAG_LOWER_MASK) as u16;
+        let (mut alike, mut way) = (0u32, 0);
+        while way < WAYS {
+            let word = self.lower[way] >> ScoreFrame::CODE_BITS;
+            alike |= u32::from(word == part) << (way + 1);
+            way += 1;
+        }
+        while alike != 0 {
+            let way = (alike.trailing_zeros() - 1) as usize % WAYS;
             let entry = self.entry(way);
             // A tag may be 0, as that of an empty entry is.
-            entry >> ScoreFrame::CODE_BITS == tag && entry != 0
-        })
+            if entry >> ScoreFrame::CODE_BITS == tag && entry != 0 {
+                return Some(way);
+            }
+            alike &= alike - 1;
+        }
+        None
+    }
+
+    /// The place of the entry of the lowest score, an empty one if there is one; the first of
+    /// several.
+    #[inline]
+    fn lowest(&self, frame: ScoreFrame) -> usize {
+        // The way below the score: the least of all is found without a branch.
+        let keys: [u16; WAYS] = std::array::from_fn(|way| {
+            let entry = self.entry(way);
+            // Empty ones first, then by the order of scores: codes wrap around with the unit.
+            let order = 1 + u16::from(frame.order((entry & CODE_MASK) as u8));
+            (order * u16::from(entry != 0)) * WAYS as u16 + way as u16
+        });
+        usize::from(keys.into_iter().fold(u16::MAX, u16::min)) % WAYS
     }
 
     /// Puts an entry in the place of its row, or of the entry of the lowest score.
     fn put(&mut self, entry: u32, frame: ScoreFrame) {
-        let lowest = || {
-            // Empty ones first, then by the order of scores: codes wrap around with the unit.
-            (0..WAYS).min_by_key(|&way| match self.entry(way) {
-                0 => 0,
-                entry => 1 + u16::from(frame.order((entry & CODE_MASK) as u8)),
-            })
+        let way = match self.find(entry >> ScoreFrame::CODE_BITS) {
+            Some(way) => way,
+            None => self.lowest(frame),
         };
-        if let Some(way) = self.find(entry >> ScoreFrame::CODE_BITS).or_else(lowest) {
-            self.set_entry(way, entry);
-        }
+        self.set_entry(way, entry);
     }
 }
 
@@ -149,6 +173,16 @@ impl ScoreTable {
                 let way = set.find(tag(hash));
                 way.map_or(0, |way| frame.score((set.entry(way) & CODE_MASK) as u8))
             }
+            None => 0,
+        }
+    }
+
+    /// Reads where the score of `hash` would be, and returns something of it.
+    #[inline]
+    pub(crate) fn first_word(&self, hash: u64) -> u16 {
+        // A table without sets has nothing to read.
+        match self.sets.get(self.set_of(hash)) {
+            Some(set) => set.lower[0],
             None => 0,
         }
     }
@@ -259,6 +293,33 @@ mod tests {
         let strangers = (1 << 30)..(1 << 30) + 100_000;
         let taken = strangers.filter(|&row| table.get(mix64(row), frame) != 0).count();
         assert!((100..300).contains(&taken), "{taken} of 100,000");
+    }
+
+    /// The oracle looks at one entry after the other.
+    #[test]
+    fn all_entries_of_a_set_at_once_are_as_good_as_one_by_one() {
+        let mut rng = SplitMix64::new(4);
+        for round in 0..5000 {
+            let frame = ScoreFrame::around(rng.next_u64() as u8);
+            let mut set = Set::default();
+            // Few tags, so that they meet, and some entries that stay empty.
+            let draw = |rng: &mut SplitMix64| (rng.below(6) as u32 * 0x1F3) % (1 << TAG_BITS);
+            for way in (0..WAYS).filter(|way| way % 7 != round % 7) {
+                let code = rng.below(200) as u32;
+                set.set_entry(way, (draw(&mut rng) << ScoreFrame::CODE_BITS) | code);
+            }
+            let tag = draw(&mut rng);
+            let mut ways = 0..WAYS;
+            let is_it = |way: &usize| {
+                set.entry(*way) >> ScoreFrame::CODE_BITS == tag && set.entry(*way) != 0
+            };
+            assert_eq!(set.find(tag), ways.find(is_it));
+            let order = |way: &usize| match set.entry(*way) {
+                0 => 0,
+                entry => 1 + u16::from(frame.order((entry & CODE_MASK) as u8)),
+            };
+            assert_eq!(Some(set.lowest(frame)), (0..WAYS).min_by_key(order));
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ use super::SLOT_BITS;
 const SLOTS_PER_VICTIM: usize = 128;
 /// Scores that are looked at together.
 const LANES: usize = 32;
+/// Scores of a part of these, which one comparison of the processor covers.
+const PART_LANES: usize = 8;
 /// Bits of a slot number, of an entry's turn, and of what it is ordered by.
 const SLOT_MASK: u64 = (1 << 24) - 1;
 const TURN_AT: u32 = 24;
@@ -41,6 +43,12 @@ impl LowScores {
     #[inline]
     fn has(self, score: u16) -> bool {
         (score != 0) & (score & self.clear == 0) & (score.wrapping_sub(self.unit) <= self.highest)
+    }
+
+    /// Tells whether any may leave; a sum, not a search: compilers look at many scores together.
+    #[inline]
+    fn has_any(self, scores: &[u16]) -> bool {
+        scores.iter().map(|&score| u16::from(self.has(score))).sum::<u16>() != 0
     }
 }
 
@@ -147,15 +155,24 @@ impl Sweep {
             if self.ended.is_some() && self.sure.is_none() {
                 return;
             }
-            let low = self.low;
-            let found: u16 = chunk.iter().map(|&score| u16::from(low.has(score))).sum();
-            if found == 0 {
+            if !self.low.has_any(chunk) {
                 continue;
             }
-            for (lane, &score) in chunk.iter().enumerate() {
-                if self.low.has(score) {
-                    self.found(first + (at * LANES + lane) as u32, score, queue);
+            let first = first + (at * LANES) as u32;
+            // Mostly it is one slot: the others of its part are looked at one by one, not all.
+            for (at, part) in chunk.chunks(PART_LANES).enumerate() {
+                if self.low.has_any(part) {
+                    self.collect_part(first + (at * PART_LANES) as u32, part, queue);
                 }
+            }
+        }
+    }
+
+    /// Adds what may leave of a few slots, the first of which is `first`.
+    fn collect_part(&mut self, first: u32, part: &[u16], queue: &mut Vec<u64>) {
+        for (slot, &score) in (first..).zip(part) {
+            if self.low.has(score) {
+                self.found(slot, score, queue);
             }
         }
     }
