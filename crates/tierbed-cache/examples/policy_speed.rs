@@ -62,6 +62,11 @@ impl Cache {
         self.hashes.clear();
         self.hashes.extend(group.iter().map(|&row| mix64(u64::from(row))));
         self.index.warm(&self.hashes);
+        if let Some(scores) = &self.scores {
+            // Scores come with the records, which have just been read.
+            let together = group.iter().fold(0, |all, &row| all ^ scores[row as usize]);
+            std::hint::black_box(together);
+        }
         self.slots.clear();
         for (&row, &hash) in group.iter().zip(&self.hashes) {
             let is_it = |slot: u32| self.keys[slot as usize] == u64::from(row);

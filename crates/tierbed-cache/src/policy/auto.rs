@@ -22,7 +22,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "the leader is one of the runners")]
 
-use super::shadow::{fingerprint, SampledGroup, Shadow};
+use super::shadow::{fingerprint, index_hash, SampledGroup, Shadow};
 use super::slots::SlotMap;
 use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, MissWeight, ScoreFrame};
 
@@ -83,6 +83,8 @@ pub struct Auto {
     fingerprints: SlotMap<u32>,
     /// Fingerprints of the present group's rows in the sample.
     sampled: Vec<u32>,
+    /// Hashes of those, as shadows look for them.
+    hashes: Vec<u64>,
     row_count: u32,
     /// Rows of the present group that were missing, and those of them in the sample.
     missing: u32,
@@ -103,6 +105,7 @@ impl Default for Auto {
             sample_mask: 0,
             fingerprints: SlotMap::default(),
             sampled: Vec::new(),
+            hashes: Vec::new(),
             row_count: 0,
             missing: 0,
             missing_sampled: 0,
@@ -239,8 +242,16 @@ impl EvictionPolicy for Auto {
         self.groups += 1;
         let outside = self.row_count.saturating_sub(self.sampled.len() as u32);
         let missing_outside = self.missing.saturating_sub(self.missing_sampled).min(outside);
-        let group =
-            SampledGroup { rows: &self.sampled, row_count: self.row_count, missing_outside };
+        self.hashes.clear();
+        self.hashes.extend(self.sampled.iter().map(|&row| index_hash(row)));
+        let group = SampledGroup {
+            rows: &self.sampled,
+            hashes: &self.hashes,
+            row_count: self.row_count,
+            missing_outside,
+        };
+        let words = self.runners.iter().map(|runner| runner.shadow.first_words(&self.hashes));
+        std::hint::black_box(words.fold(0, |all, word| all ^ word));
         let sampled = f64::from(self.row_count - outside.min(self.row_count));
         // A group without a sampled row is the same for all shadows: it would only add noise.
         for runner in self.runners.iter_mut().filter(|_| !group.rows.is_empty()) {
@@ -357,7 +368,9 @@ mod tests {
         assert_eq!(auto.dump(), [0, 1, 2]);
         let rows = [0, 0, 2].map(|row| fingerprint(mix64(row)));
         for row in rows {
-            let group = SampledGroup { rows: &[row], row_count: 1, missing_outside: 0 };
+            let (rows, hashes) = ([row], [index_hash(row)]);
+            let group =
+                SampledGroup { rows: &rows, hashes: &hashes, row_count: 1, missing_outside: 0 };
             auto.runners[3].shadow.ask(&group);
         }
         auto.leader = 3;

@@ -25,6 +25,8 @@ const SCORES_PER_SLOT: usize = 4;
 pub(crate) struct SampledGroup<'a> {
     /// Fingerprints of the rows in the sample, each once.
     pub(crate) rows: &'a [u32],
+    /// Their [`index_hash`]es.
+    pub(crate) hashes: &'a [u64],
     /// Rows of the whole group.
     pub(crate) row_count: u32,
     /// Rows outside the sample that were missing in the cache itself.
@@ -44,7 +46,6 @@ pub(crate) struct Shadow {
     slot_count: u32,
     limit: u32,
     scores: ScoreTable,
-    hashes: Vec<u64>,
     slots: Vec<u32>,
 }
 
@@ -67,7 +68,6 @@ impl Shadow {
             slot_count: 0,
             limit: 0,
             scores: ScoreTable::default(),
-            hashes: Vec::new(),
             slots: Vec::new(),
         }
     }
@@ -126,18 +126,25 @@ impl Shadow {
         self.scores.resize(count * SCORES_PER_SLOT);
     }
 
+    /// Reads where it will look for the rows of `hashes`, and returns something of it: all shadows
+    /// read ahead, then each is asked, so that they wait for memory once and not one by one.
+    pub(crate) fn first_words(&self, hashes: &[u64]) -> u32 {
+        let words = hashes
+            .iter()
+            .map(|&hash| self.index.first_word(hash) ^ u32::from(self.scores.first_word(hash)));
+        words.fold(0, |all, word| all ^ word)
+    }
+
     /// Asks for a group; returns how many of its rows in the sample were missing.
     pub(crate) fn ask(&mut self, group: &SampledGroup<'_>) -> u32 {
-        self.hashes.clear();
-        self.hashes.extend(group.rows.iter().map(|&row| index_hash(row)));
         self.slots.clear();
-        for (&row, &hash) in group.rows.iter().zip(&self.hashes) {
+        for (&row, &hash) in group.rows.iter().zip(group.hashes) {
             let slot = self.index.find(hash, |slot| self.fingerprints.get(slot) == row);
             self.slots.push(slot.unwrap_or(NONE));
         }
         let missing = self.slots.iter().filter(|&&slot| slot == NONE).count() as u32;
         let hit_count = group.row_count.saturating_sub(missing + group.missing_outside);
-        let told = Group { hashes: &self.hashes, row_count: group.row_count, hit_count };
+        let told = Group { hashes: group.hashes, row_count: group.row_count, hit_count };
         self.policy.begin_group(&told);
         for (at, &row) in group.rows.iter().enumerate() {
             let slot = self.slots[at];
@@ -145,15 +152,14 @@ impl Shadow {
             if slot != NONE && self.fingerprints.get(slot) == row {
                 self.policy.touch(slot);
             } else {
-                self.take_in(row);
+                self.take_in(row, group.hashes[at]);
             }
         }
         self.policy.end_group();
         missing
     }
 
-    fn take_in(&mut self, row: u32) {
-        let hash = index_hash(row);
+    fn take_in(&mut self, row: u32, hash: u64) {
         let known = self.scores.get(hash, self.policy.score_frame());
         let is_full = self.free == NONE || self.index.len() >= self.limit as usize;
         let arrival = self.policy.arrive(hash, known, is_full);
@@ -199,6 +205,6 @@ pub(crate) fn fingerprint(hash: u64) -> u32 {
 }
 
 /// A hash of a fingerprint, for indexes.
-fn index_hash(fingerprint: u32) -> u64 {
+pub(crate) fn index_hash(fingerprint: u32) -> u64 {
     tierbed_core::env::mix64(u64::from(fingerprint))
 }
