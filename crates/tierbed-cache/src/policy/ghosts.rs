@@ -94,24 +94,24 @@ impl Ring {
     #[inline]
     fn place(&self, since: u32) -> usize {
         let place = self.first_place + since;
-        (if place < self.place_count { place } else { place - self.place_count }) as usize
+        wrapped(place, self.place_count) as usize
     }
 
     /// How many stamps after the oldest.
-    fn since_first(&self, stamp: u32) -> u32 {
-        if stamp < self.first {
-            stamp + self.stamp_count - self.first
-        } else {
-            stamp - self.first
-        }
-    }
-
     #[inline]
-    fn holds(&self, stamp: u32) -> bool {
-        let since = self.since_first(stamp);
-        since < self.used && self.is_set(since)
+    fn since_first(&self, stamp: u32) -> u32 {
+        wrapped(stamp + self.stamp_count - self.first, self.stamp_count)
     }
 
+    /// How many stamps ago the ghost of a stamp came; 0: it is not remembered. Without a branch:
+    /// which stamps are, nobody can guess.
+    #[inline]
+    fn age(&self, stamp: u32) -> u32 {
+        let age = self.used.saturating_sub(self.since_first(stamp));
+        age * u32::from(self.is_set(self.used - age))
+    }
+
+    /// Tells whether the ghost so many stamps after the oldest is remembered, `used` at most.
     #[inline]
     fn is_set(&self, since: u32) -> bool {
         let place = self.place(since);
@@ -128,11 +128,7 @@ impl Ring {
         let stamp = self.first + self.used;
         self.used += 1;
         self.len += 1;
-        if stamp < self.stamp_count {
-            stamp
-        } else {
-            stamp - self.stamp_count
-        }
+        wrapped(stamp, self.stamp_count)
     }
 
     fn clear(&mut self, stamp: u32) {
@@ -140,12 +136,18 @@ impl Ring {
         self.bits[place / 64] &= !(1 << (place % 64));
         self.len -= 1;
         while self.used > 0 && !self.is_set(0) {
-            let next = |at: u32, end: u32| if at + 1 == end { 0 } else { at + 1 };
-            self.first = next(self.first, self.stamp_count);
-            self.first_place = next(self.first_place, self.place_count);
+            self.first = wrapped(self.first + 1, self.stamp_count);
+            self.first_place = wrapped(self.first_place + 1, self.place_count);
             self.used -= 1;
         }
     }
+}
+
+/// A number below twice `count`, less `count` if it is not below that. The lesser of two, not an
+/// `if`: compilers make a branch of that, and places before and behind the end cannot be guessed.
+#[inline]
+fn wrapped(number: u32, count: u32) -> u32 {
+    number.min(number.wrapping_sub(count))
 }
 
 /// Rows that left, in `LISTS` lists, oldest to newest, with a note on each.
@@ -197,6 +199,14 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
     /// Returns the rows that `list` remembers.
     pub fn len(&self, list: usize) -> usize {
         self.rings[list].len
+    }
+
+    /// Reads where ghosts of `hashes` would be, all at once.
+    pub fn warm(&self, hashes: &[u64]) {
+        let sets = hashes.iter().filter_map(|&hash| self.sets.get(self.set_of(mix64(hash))));
+        // A set begins in one line of the processor's cache and may end in the next.
+        let words = sets.map(|set| set.prints[0] ^ u16::from(set.stamps[WAYS - 1][2]));
+        std::hint::black_box(words.fold(0, |all, word| all ^ word));
     }
 
     /// Returns the list that remembers the row of `hash`.
@@ -276,7 +286,7 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
     /// The ghost of a way, unless it has been forgotten.
     fn living(&self, set: usize, way: usize) -> Option<Found> {
         let (list, stamp) = self.sets[set].list_and_stamp(way);
-        let is_living = self.sets[set].prints[way] != NO_PRINT && self.rings[list].holds(stamp);
+        let is_living = self.sets[set].prints[way] != NO_PRINT && self.rings[list].age(stamp) > 0;
         is_living.then_some(Found { set, way, list, stamp })
     }
 
@@ -286,27 +296,23 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
         if free != 0 {
             return first_way(free);
         }
-        // All dead ones at once, and written without a branch: who is living cannot be guessed.
+        // All dead ones leave at once; the oldest is found on the way.
+        let (mut held, mut oldest) = (self.sets[set], 0);
         for way in 0..WAYS {
-            let (list, stamp) = self.sets[set].list_and_stamp(way);
-            let print = &mut self.sets[set].prints[way];
-            *print = if self.rings[list].holds(stamp) { *print } else { NO_PRINT };
+            let (list, stamp) = held.list_and_stamp(way);
+            let age = self.rings[list].age(stamp);
+            held.prints[way] *= u16::from(age > 0);
+            oldest = oldest.max(age * WAYS as u32 + (WAYS - 1 - way) as u32);
         }
-        let free = self.sets[set].ways_of(NO_PRINT);
+        self.sets[set].prints = held.prints;
+        let free = held.ways_of(NO_PRINT);
         if free != 0 {
             return first_way(free);
         }
-        let mut oldest: Option<(u32, Found)> = None;
-        for found in (0..WAYS).filter_map(|way| self.living(set, way)) {
-            let ring = &self.rings[found.list];
-            let age = ring.used - ring.since_first(found.stamp);
-            if oldest.as_ref().is_none_or(|(most, _)| age > *most) {
-                oldest = Some((age, found));
-            }
-        }
-        let Some((_, oldest)) = oldest else { return 0 };
-        self.rings[oldest.list].clear(oldest.stamp);
-        oldest.way
+        let way = WAYS - 1 - oldest as usize % WAYS;
+        let (list, stamp) = held.list_and_stamp(way);
+        self.rings[list].clear(stamp);
+        way
     }
 }
 

@@ -11,7 +11,7 @@ use crate::keeps_slots;
 use super::ghosts::Ghosts;
 use super::list::List;
 use super::slots::Slots;
-use super::{order_of_leaving, EvictionPolicy};
+use super::{order_of_leaving, EvictionPolicy, Group};
 
 /// The small queue's share of the slots, 1/10 (the paper's).
 const SMALL_SHARE: usize = 10;
@@ -69,6 +69,13 @@ impl EvictionPolicy for S3Fifo {
 
     fn slots_changed(&mut self) {
         self.ghosts.resize(self.slots.count().saturating_sub(self.small_len_wanted()));
+    }
+
+    fn begin_group(&mut self, group: &Group<'_>) {
+        // Where most rows are hits, they are not asked for among ghosts.
+        if 2 * group.miss_count() > group.row_count {
+            self.ghosts.warm(group.hashes);
+        }
     }
 
     fn touch(&mut self, slot: u32) {
