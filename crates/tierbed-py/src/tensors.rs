@@ -65,8 +65,7 @@ impl<T: DlpackElement + Copy> Tensor<T> {
                     .with("expected", dtype_name(T::DTYPE))
                     .with("found", dtype_name(tensor.dtype())));
             }
-            let is_compact = tensor.is_compact();
-            if !matches!(is_compact, Ok(true)) {
+            if !tensor.strides().is_none_or(|strides| is_contiguous(tensor.shape(), strides)) {
                 return Err(wrong("is not contiguous")
                     .with("shape", format_args!("{:?}", tensor.shape()))
                     .with("strides", format_args!("{:?}", tensor.strides()))
@@ -145,6 +144,18 @@ pub(crate) fn check_disjoint(outputs: &[Place], inputs: &[Place]) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// Tells whether elements of this shape lie in C order without gaps. Nothing is ever a stride away
+/// along a dimension of one element, so that its stride may be any, as for torch.
+pub(crate) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
+    let mut after = 1;
+    let is_dense = shape.iter().zip(strides).rev().all(|(size, stride)| {
+        let is_next = *size == 1 || *stride == after;
+        after *= size;
+        is_next
+    });
+    is_dense || shape.contains(&0)
 }
 
 /// Tells whether memory of a device of this type is that of the host: pinned memory is, too.

@@ -74,6 +74,17 @@ def test_tensors_that_are_not_contiguous_are_named(open_store: Any) -> None:
         emb(kjt)
 
 
+def test_a_column_of_one_sample_is_contiguous(open_store: Any) -> None:
+    # Torch says so, too, and its remedy `contiguous()` returns the tensor as it is.
+    emb = collection(open_store())
+    columns = torch.tensor([[3, 5]])
+    assert columns[:, 1].stride() == (2,)
+    lengths = torch.ones(1, 2, dtype=torch.int64)[:, 1]
+    found = emb(tb.KeyedJaggedTensor(["item"], columns[:, 1], lengths=lengths))
+    assert torch.equal(found.values(), emb(bags(5)).values())
+    found.values().sum().backward()
+
+
 def test_an_output_that_shares_memory_with_an_input_is_refused(open_store: Any) -> None:
     store = open_store()
     collection(store)

@@ -11,6 +11,7 @@ use super::about::About;
 use super::calls::{torch, Handle, Pair, Torch};
 use super::code::Code;
 use super::refused;
+use crate::tensors::is_contiguous;
 
 /// `ConstantType::Parameter` of torch's `constant_type.h`.
 const PARAMETER: i32 = 1;
@@ -101,13 +102,7 @@ impl Tensor {
             [count].into_iter().chain(output.width).map(|size| size as i64).collect();
         // SAFETY: the call only returns a number.
         let is_float = self.ask(self.torch.get_dtype)? == unsafe { (self.torch.dtype_float32)() };
-        let mut after = 1;
-        let is_contiguous = shape.iter().zip(&strides).rev().all(|(size, stride)| {
-            let is_next = *size == 1 || *stride == after;
-            after *= size;
-            is_next
-        });
-        if shape != expected || !is_float || !is_contiguous {
+        if shape != expected || !is_float || !is_contiguous(&shape, &strides) {
             return Err(Error::new(
                 ErrorKind::Io,
                 "an output of the compiled model is another one",
