@@ -9,12 +9,16 @@
 //! and for other things at once ([`PendingLookup`](crate::PendingLookup)). Where a caller leaves
 //! before its pages have come, the reader is free again once they have.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+mod queue;
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tierbed_core::env::SystemClock;
 use tierbed_core::stats::IoStats;
 use tierbed_core::Result;
 use tierbed_io::{Device, EngineChoice, EngineOptions};
 
+use self::queue::{Queue, Turn};
 use crate::layers::Layers;
 use crate::reader::Reader;
 use crate::scratch::{Scratch, ScratchShape};
@@ -123,8 +127,7 @@ struct State {
     small_count_max: usize,
     async_count: usize,
     async_count_max: usize,
-    /// Calls that wait for a reader.
-    waiting_count: usize,
+    queue: Queue,
     /// Readers that could not be made.
     failed_count: usize,
     /// Why there are fewer readers than there might be.
@@ -143,7 +146,6 @@ pub(crate) struct ReadersStats {
 /// The readers of a snapshot.
 pub(crate) struct Readers {
     state: Mutex<State>,
-    is_back: Condvar,
     maker: Maker,
 }
 
@@ -161,11 +163,11 @@ impl Readers {
             small_count_max: maker.small_count_max,
             async_count: 0,
             async_count_max: maker.async_count_max,
-            waiting_count: 0,
+            queue: Queue::new(Arc::new(SystemClock::default())),
             failed_count: 0,
             error: None,
         };
-        Self { state: Mutex::new(state), is_back: Condvar::new(), maker }
+        Self { state: Mutex::new(state), maker }
     }
 
     /// Takes a full reader, waiting for one if all are busy.
@@ -178,32 +180,38 @@ impl Readers {
     pub(crate) fn take_for(&self, index_count: usize) -> ReaderGuard<'_> {
         let is_small = self.maker.fits_small(index_count);
         let mut state = lock(&self.state);
+        let mut turn = None;
         loop {
-            if let Some(reader) = state.take_free(is_small) {
+            if let Some(reader) = state.take_free(is_small, turn) {
+                state.served(turn);
                 return ReaderGuard { readers: self, reader: Some(reader) };
             }
             if is_small && state.small_count < state.small_count_max {
                 state.small_count += 1;
-                match self.make(SMALL, state) {
-                    Some(reader) => return ReaderGuard { readers: self, reader: Some(reader) },
-                    // The call is served all the same, by a reader that comes back.
-                    None => {
-                        state = lock(&self.state);
-                        state.small_count -= 1;
-                        state.small_count_max = 0;
-                        continue;
-                    }
+                let made = self.make(SMALL, state);
+                state = lock(&self.state);
+                if let Some(reader) = made {
+                    state.served(turn);
+                    return ReaderGuard { readers: self, reader: Some(reader) };
                 }
+                // The call is served all the same, by a reader that comes back.
+                state.small_count -= 1;
+                state.small_count_max = 0;
+                continue;
             }
-            state.waiting_count += 1;
-            state = self.is_back.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.waiting_count -= 1;
+            if turn.is_none() {
+                turn = Some(state.queue.join(is_small));
+            }
+            drop(state);
+            std::thread::park();
+            state = lock(&self.state);
         }
     }
 
     /// Takes a reader that is free now for a call of `index_count` indices; none is made.
     pub(crate) fn try_take_for(&self, index_count: usize) -> Option<ReaderGuard<'_>> {
-        let reader = lock(&self.state).take_free(self.maker.fits_small(index_count))?;
+        let is_small = self.maker.fits_small(index_count);
+        let reader = lock(&self.state).take_free(is_small, None)?;
         Some(ReaderGuard { readers: self, reader: Some(reader) })
     }
 
@@ -267,12 +275,7 @@ impl Readers {
         assert!(state.idle.len() <= state.full_count, "a reader comes back once");
         let is_known = state.idle_small.len() <= state.small_count;
         assert!(is_known, "a small reader comes back once");
-        let is_awaited = state.waiting_count > 0;
-        drop(state);
-        // Who waits may be able to use only one kind. Waking nobody costs a system call.
-        if is_awaited {
-            self.is_back.notify_all();
-        }
+        state.wake();
     }
 
     /// Lets readers that nobody uses read the pages of `layers` and of no other.
@@ -305,9 +308,23 @@ impl State {
         *known = io;
     }
 
-    fn take_free(&mut self, is_small: bool) -> Option<Reader> {
-        let free = if is_small { self.idle_small.pop() } else { None };
-        free.or_else(|| self.idle.pop())
+    /// Takes a free reader for a call, unless another call waits for it too long already.
+    fn take_free(&mut self, is_small: bool, turn: Option<Turn>) -> Option<Reader> {
+        let may_take_small = is_small && self.queue.may_take(turn, true);
+        let free = if may_take_small { self.idle_small.pop() } else { None };
+        free.or_else(|| if self.queue.may_take(turn, false) { self.idle.pop() } else { None })
+    }
+
+    /// Notes that a call has its reader; what is free still may suit the next one.
+    fn served(&mut self, turn: Option<Turn>) {
+        if let Some(turn) = turn {
+            self.queue.leave(turn);
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        self.queue.wake(!self.idle_small.is_empty(), !self.idle.is_empty());
     }
 }
 

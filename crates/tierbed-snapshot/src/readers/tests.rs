@@ -76,6 +76,53 @@ fn large_calls_have_full_readers_and_do_not_take_small_ones() {
     thread.join().unwrap();
 }
 
+/// A thread that gives back and asks again would be served before any that has to wake.
+#[test]
+fn a_call_that_has_waited_is_served_before_one_that_comes() {
+    let full = full_reader_count();
+    let snapshot = open(256 << 20, full);
+    let mut guards: Vec<_> = (0..full).map(|_| snapshot.take_reader_for(SMALL_CALL)).collect();
+    let (taken, is_taken) = mpsc::channel();
+    let (done, is_done) = mpsc::channel::<()>();
+    let other = Arc::clone(&snapshot);
+    let thread = std::thread::spawn(move || {
+        let guard = other.take_reader_for(SMALL_CALL);
+        taken.send(()).unwrap();
+        is_done.recv().unwrap();
+        drop(guard);
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    guards.pop();
+    assert!(snapshot.try_take_reader_for(SMALL_CALL).is_none(), "it is kept for who waits");
+    is_taken.recv_timeout(Duration::from_secs(10)).unwrap();
+    done.send(()).unwrap();
+    thread.join().unwrap();
+    assert!(snapshot.try_take_reader_for(SMALL_CALL).is_some());
+}
+
+#[test]
+fn nobody_is_forgotten_however_calls_of_both_kinds_meet() {
+    let snapshot = open(256 << 20, full_reader_count() + 1);
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let snapshot = &snapshot;
+            scope.spawn(move || {
+                for call in 0..2000 {
+                    let is_large = (thread + call) % 3 == 0;
+                    let count = if is_large { 1 << 20 } else { SMALL_CALL };
+                    let guard = snapshot.take_reader_for(count);
+                    if call % 7 == 0 {
+                        std::thread::yield_now();
+                    }
+                    drop(guard);
+                }
+            });
+        }
+    });
+    let free = std::iter::from_fn(|| snapshot.try_take_reader_for(SMALL_CALL));
+    assert_eq!(free.collect::<Vec<_>>().len(), full_reader_count() + 1);
+}
+
 #[test]
 fn a_small_budget_has_fewer_readers_and_is_kept() {
     for budget in [400 << 10, 2 << 20, 16 << 20] {
