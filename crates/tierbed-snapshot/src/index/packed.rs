@@ -182,6 +182,11 @@ impl PackedPages {
         8 * self.heads.len() as u64 + self.more.as_ref().map_or(0, More::memory_bytes)
     }
 
+    /// Returns how many other pages of a row are chosen among; the first page is none of these.
+    fn others_limit(&self) -> u64 {
+        self.index_limit().max(1) as u64 - 1
+    }
+
     /// Returns the first page of a row and one, or 0.
     fn head(&self, row: u32) -> u64 {
         let bits = self.shape.head_bits();
@@ -211,10 +216,8 @@ impl RowPages for PackedPages {
     }
 
     fn find_beyond(&self, row: u32, pages: &PageSet, found: &mut Vec<u32>) {
-        // The first page is none of the others.
-        let known = self.index_limit().max(1) as u64 - 1;
         let Range { start, end } = self.pages_of(row).others;
-        let first = end.min(start.saturating_add(known));
+        let first = end.min(start.saturating_add(self.others_limit()));
         if end - first <= WALK_PER_PAGE * pages.pages().len() as u64 {
             let beyond = (first..end).map(|at| self.other(at));
             found.extend(beyond.filter(|&page| pages.holds(page)));

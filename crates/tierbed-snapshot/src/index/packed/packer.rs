@@ -8,7 +8,6 @@ use tierbed_core::{Error, Result};
 
 use super::{More, PackedPages, PackedShape, SAMPLE_LISTS};
 use crate::bits::{read_bits, xor_bits};
-use crate::index::RowPages;
 use crate::tails::ranks::Ranks;
 
 /// Makes an index from numbers in the order of the places file: starts of all lists of pages, the
@@ -31,8 +30,6 @@ pub(crate) struct PagesPacker {
     in_others: bool,
     others_done: u64,
     others_start: u64,
-    /// Other pages of a row that are chosen among.
-    known: u64,
 }
 
 impl PagesPacker {
@@ -43,7 +40,6 @@ impl PagesPacker {
         let heads = zeros(bits)?;
         let index = PackedPages { shape, index_limit, heads, more: None };
         Ok(Self {
-            known: index.index_limit().max(1) as u64 - 1,
             index,
             starts_done: 0,
             last_start: 0,
@@ -156,7 +152,7 @@ impl PagesPacker {
     }
 
     fn push_page(&mut self, page: u32) -> Result<()> {
-        let shape = self.index.shape;
+        let (shape, others_limit) = (self.index.shape, self.index.others_limit());
         if u64::from(page) >= shape.page_count {
             return Err(Error::corruption("places file names a page that does not exist")
                 .with("page", page)
@@ -176,7 +172,7 @@ impl PagesPacker {
             let (at, bits) = (self.others_done, shape.page_bits());
             xor_bits(&mut more.pages, at * u64::from(bits), u64::from(page), bits);
             self.in_others = more.ends[(at / 64) as usize] >> (at % 64) & 1 == 0;
-            if at - self.others_start >= self.known {
+            if at - self.others_start >= others_limit {
                 more.has_beyond[(page / 64) as usize] |= 1 << (page % 64);
             }
             self.others_done += 1;
@@ -190,7 +186,7 @@ impl PagesPacker {
 
     /// Sorts the pages of the row that came last which lie beyond the index limit.
     fn sort_beyond(&mut self) {
-        let first = self.others_start.saturating_add(self.known);
+        let first = self.others_start.saturating_add(self.index.others_limit());
         let count = self.others_done.saturating_sub(first);
         self.others_start = self.others_done;
         let Some(more) = self.index.more.as_mut().filter(|_| count > 1) else { return };
