@@ -72,6 +72,13 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
             snapshot.record(tmp_path / "logs", sample=2.0)
 
 
+def _record(path: Path, queries: str) -> None:
+    """Writes a file as the recorder does: it appears whole."""
+    partial = path.with_suffix(".tmp")
+    partial.write_text(queries)
+    partial.rename(path)
+
+
 def test_uploads_that_fail_are_tried_again_and_losses_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +91,7 @@ def test_uploads_that_fail_are_tried_again_and_losses_are_counted(
     group = upload.folder / "a+b"
     with upload:
         group.mkdir()
-        (group / "queries-00000001.txt").write_text("1\n")
+        _record(group / "queries-00000001.txt", "1\n")
         until = time.monotonic() + 10
         while "recorded queries wait" not in capsys.readouterr().err:
             assert time.monotonic() < until
@@ -93,7 +100,7 @@ def test_uploads_that_fail_are_tried_again_and_losses_are_counted(
         # The recorder makes room.
         (group / "queries-00000001.txt").unlink()
         target.unlink()
-        (group / "queries-00000002.txt").write_text("2\n")
+        _record(group / "queries-00000002.txt", "2\n")
     assert (upload.uploaded_count, upload.lost_count) == (1, 1)
     assert [path.read_text() for path in target.rglob("queries-*")] == ["2\n"]
     assert not upload.folder.exists()
