@@ -105,6 +105,8 @@ def lookahead(
     emb: Any,
     window: int = 64,
     key: Callable[[Any], Any] = sparse_of,
+    *,
+    epochs: int = 1,
 ) -> Any:
     """Looks ahead in a loader, and tells Accelerate where the epoch ends.
 
@@ -116,11 +118,12 @@ def lookahead(
         emb: As for :func:`tierbed.lookahead`.
         window: As for :func:`tierbed.lookahead`.
         key: As for :func:`tierbed.lookahead`.
+        epochs: As for :func:`tierbed.lookahead`.
 
     Returns:
         An iterable with a length and a state, as :class:`tierbed.train.lookahead.Lookahead`.
     """
-    return _loader_class()(_lookahead(loader, emb, window, key))
+    return _loader_class()(_lookahead(loader, emb, window, key, epochs=epochs))
 
 
 def _record_in(folder: Path) -> dict[str, Any] | None:

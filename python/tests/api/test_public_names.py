@@ -121,7 +121,7 @@ PARAMETERS = {
     "place": "log misses rows_per_page method ratio homes seed threads iterations kept progress",
     "Placement.reads": "self log select index_limit threads",
     "QueryLog.misses": "self earlier share policy batch",
-    "lookahead": "loader emb window key start",
+    "lookahead": "loader emb window key start epochs",
     "RowOptimizer": "rows dense",
     "nn.DLRM": "dense_count table_sizes store embedding_dim hidden optimizer",
     "nn.DeepFM": "dense_count table_sizes store embedding_dim hidden optimizer",

@@ -319,6 +319,7 @@ def test_an_epoch_goes_on_behind_the_batch_that_was_saved(
     second = ahead()
     second.load_state_dict(saved)
     assert len(second) == 6, "frameworks count all batches of the epoch"
+    assert second.state_dict() == saved, "saved again before it goes on"
     seen += epochs(second, 4 - done // 6)
     assert seen == whole
 

@@ -198,7 +198,9 @@ class ColumnData(Dataset):
         own, of_parts = super().order_identity(), self._parts.order_identity()
         if isinstance(of_parts, str) or isinstance(own, str):
             return of_parts
-        return {**own, "source": of_parts, "epoch": self.epoch}
+        # Without a shuffle, epochs have one order.
+        epoch = 0 if self._shuffle is None else self.epoch
+        return {**own, "source": of_parts, "epoch": epoch}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where iteration is, with the epoch (JSON values)."""

@@ -8,12 +8,10 @@ there is none. A loader of one's own promises it with a method ``known_order()``
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,18 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from tierbed.data.dataset import Dataset, WorkerPart
+from tierbed.data.loader_draws import (
+    generators_of,
+    has_drawn_its_seed,
+    kept,
+    sampler_of,
+    undisturbed,
 )
 
-from tierbed._util import state
-from tierbed.data.dataset import Dataset, WorkerPart
-
-__all__ = ["BatchOrder", "fingerprint", "generators_of", "known_order"]
+__all__ = ["BatchOrder", "fingerprint", "known_order"]
 
 PROBED_BATCHES = 2
 Key = Callable[[Any], Any]
@@ -115,17 +113,17 @@ def _of_dataloader(loader: DataLoader[Any], key: Key) -> BatchOrder | str:
     if isinstance(loader.dataset, IterableDataset):
         if promised is None:
             return "an IterableDataset does not tell its order; give it an order_fingerprint"
-        return BatchOrder(fingerprint(["stream", promised]), lambda: _undisturbed(loader))
+        return BatchOrder(fingerprint(["stream", promised]), lambda: undisturbed(loader))
     if not getattr(loader, "in_order", True):
         return "the DataLoader hands batches on out of order"
-    sampler = _sampler_of(loader)
+    sampler = sampler_of(loader)
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
         return "the shuffle has no seed; give the DataLoader a generator"
     if not _is_standard(loader) and not _repeats(loader):
         return "the sampler draws another order each time"
-    with _kept(loader):
+    with kept(loader):
         probe = _probe(loader, key, 1)
-    with _kept(loader):
+    with kept(loader):
         if _probe(loader, key, 2) != probe:
             return "the dataset draws ids at random, without a seed of its own"
     parts = {
@@ -138,19 +136,14 @@ def _of_dataloader(loader: DataLoader[Any], key: Key) -> BatchOrder | str:
         "generators": [_digest(made.get_state()) for made in generators_of(loader)],
         "probe": probe,
     }
-    if _has_drawn_its_seed(loader):
+    if has_drawn_its_seed(loader):
         parts["workers"] = "kept"
-    return BatchOrder(fingerprint(parts), lambda: _undisturbed(loader), 0, len(loader))
-
-
-def _sampler_of(loader: DataLoader[Any]) -> Any:
-    inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    return inner.sampler if type(inner) is BatchSampler else inner
+    return BatchOrder(fingerprint(parts), lambda: undisturbed(loader), 0, len(loader))
 
 
 def _is_standard(loader: DataLoader[Any]) -> bool:
     """Whether the sampler is torch's own, of a kind that repeats by construction."""
-    return type(_sampler_of(loader)) in (SequentialSampler, RandomSampler)
+    return type(sampler_of(loader)) in (SequentialSampler, RandomSampler)
 
 
 def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -161,7 +154,7 @@ def _repeats(loader: DataLoader[Any]) -> bool:
     """Whether the sampler draws the same order whatever the global generators do."""
     digests = []
     for seed in (1, 2):
-        with _kept(loader):
+        with kept(loader):
             _seed_all(seed)
             digest = hashlib.blake2b(digest_size=16)
             for drawn in _indices(loader):
@@ -191,51 +184,6 @@ def _probe(loader: DataLoader[Any], key: Key, seed: int) -> list[str]:
 def _digest(tensor: Tensor) -> str:
     raw = tensor.detach().cpu().contiguous().numpy().tobytes()
     return hashlib.blake2b(raw, digest_size=8).hexdigest()
-
-
-def _undisturbed(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yields the batches of the loader's next epoch; afterwards all generators are as they were.
-
-    They come from a copy of the loader, with workers of its own: an iterator that keeps its workers
-    draws their seed once, in front of its first epoch. Were it begun here, the shuffle of the
-    epoch that is trained on would be drawn from another place of the generator.
-    """
-    twin = copy.copy(loader)
-    vars(twin).update(persistent_workers=False, _iterator=None)
-    if _has_drawn_its_seed(loader):
-        # Every new iterator draws a seed; not from where the coming epoch's shuffle is drawn.
-        vars(twin).update(generator=torch.Generator())
-    with _kept(loader):
-        yield from twin
-
-
-def _has_drawn_its_seed(loader: DataLoader[Any]) -> bool:
-    """Whether the loader goes on with workers that it has, so that an epoch draws no seed."""
-    return loader.persistent_workers and getattr(loader, "_iterator", None) is not None
-
-
-def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """Returns the generators that a loader and its samplers have, each once."""
-    holders = (loader, loader.batch_sampler, loader.sampler, _sampler_of(loader))
-    found: dict[int, torch.Generator] = {}
-    for holder in holders:
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator):
-            found[id(generator)] = generator
-    return list(found.values())
-
-
-@contextmanager
-def _kept(loader: DataLoader[Any]) -> Iterator[None]:
-    """Puts the loader's and the global generators back at the end."""
-    own = [(generator, generator.get_state()) for generator in generators_of(loader)]
-    everywhere = state.rng_state()
-    try:
-        yield
-    finally:
-        state.set_rng_state(everywhere)
-        for generator, before in own:
-            generator.set_state(before)
 
 
 def _seed_all(seed: int) -> None:

@@ -19,10 +19,10 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from tierbed._util.progress import Progress
-from tierbed.data.order import BatchOrder, fingerprint
 from tierbed.errors import InvalidError
 from tierbed.jagged import is_kjt
+from tierbed.train.epochs import Epochs
+from tierbed.train.following import follow
 from tierbed.train.place import (
     Place,
     generators_now,
@@ -97,6 +97,7 @@ def lookahead(
     key: Callable[[Batch], Any] = sparse_of,
     *,
     start: int = 0,
+    epochs: int = 1,
 ) -> Lookahead[Batch]:
     """Yields the batches of ``loader``, whose rows are then in memory.
 
@@ -111,7 +112,12 @@ def lookahead(
         window: Most batches read ahead; 0 reads none, and makes no plan.
         key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``,
             ``batch.sparse_features`` or the batch itself.
-        start: Batches of the first epoch that are done: they are read and passed over.
+        start: Batches of the first epoch that are done: they are read and passed over. With
+            ``epochs``, batches of the plan; whole epochs are not read.
+        epochs: Epochs that one plan covers, where each has another order, as of a shuffle. No row
+            moves between them then; the plan takes as many times the disk. Each ``iter`` is still
+            one epoch of the loader, which must have a length. Datasets and samplers with a
+            ``set_epoch`` are told the next epoch by each.
 
     Returns:
         An iterable, and an iterator over one epoch; see :class:`Lookahead`. It yields the
@@ -137,10 +143,12 @@ def lookahead(
         ...     for batch in tb.lookahead(loader, emb, window=2):
         ...         emb(batch.sparse).values().sum().backward()
     """
-    for name, value in (("window", window), ("start", start)):
-        if value < 0:
-            raise InvalidError(f"{name} must be at least 0, not {value}", {name: str(value)})
-    return Lookahead(loader, _session_of(emb), window, _bags_key(emb, key), start)
+    for name, value, least in (("window", window, 0), ("start", start, 0), ("epochs", epochs, 1)):
+        if value < least:
+            raise InvalidError(f"{name} must be at least {least}, not {value}", {name: str(value)})
+    bags_key = _bags_key(emb, key)
+    together = Epochs(loader, bags_key, epochs) if epochs > 1 else None
+    return Lookahead(loader, _session_of(emb), window, bags_key, start, together)
 
 
 class Lookahead(Generic[Batch]):
@@ -159,12 +167,14 @@ class Lookahead(Generic[Batch]):
         window: int,
         key: Callable[[Batch], Any],
         start: int,
+        epochs: Epochs | None = None,
     ) -> None:
         self._loader = loader
         self._session = session
         self._window = window
         self._key = key
         self._start = start
+        self._epochs = epochs
         self._is_read = False
         self._resumed: Place | None = None
         self._place = Place(0)
@@ -186,10 +196,15 @@ class Lookahead(Generic[Batch]):
         Of the global generators, and of those of a ``DataLoader``: a shuffle without a seed goes
         on, too. For :meth:`load_state_dict` of a look-ahead over an equal loader.
         """
+        if self._resumed is not None:
+            return self._resumed.as_dict()
         place = self._place
-        if place.batch == 0 or place.batch == self._batches_of_epoch():
+        is_over = place.batch == 0 or place.batch == self._batches_of_epoch()
+        if is_over:
             place = Place(0, begin=generators_now(self._loader))
-        return {**place.as_dict(), "now": generators_now(self._loader)}
+        place.now = generators_now(self._loader)
+        place.epochs = None if self._epochs is None else self._epochs.state_dict(is_over)
+        return place.as_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next epoch go on behind the last batch that was handed on.
@@ -232,14 +247,23 @@ class Lookahead(Generic[Batch]):
                 "several epochs give an iterable that begins anew, such as a DataLoader"
             )
         loader, session, window, key = self._loader, self._session, self._window, self._key
-        resumed, self._resumed = self._resumed, None
-        start = self._start
+        resumed, start = self._resumed, self._start
         if resumed is not None:
             start = resumed.batch
             set_generators(loader, resumed.begin)
-        follows = window > 0 and _follow(loader, session, window, key, start)
+        ordered = loader if self._epochs is None else self._epochs
+        try:
+            if self._epochs is not None:
+                left = None if self._place.begin is None else self._place
+                start = self._epochs.begin(start, left, None if resumed is None else resumed.epochs)
+            follows = window > 0 and follow(ordered, session, window, key, start)
+        except BaseException:
+            if self._epochs is not None:
+                self._epochs.undo()
+            raise
+        self._resumed = None
         self._place = Place(start, begin=generators_now(loader))
-        batches = _from(loader, start, self._batches_of_epoch(), resumed)
+        batches = _from(ordered, start, self._batches_of_epoch(), resumed)
         self._start, self._is_read = 0, True
         run = _run_planned if follows else _run
         with closing(run(batches, session, window, key)) as stepped:
@@ -272,72 +296,6 @@ def _is_read_once(loader: Iterable[Any]) -> bool:
 
 
 # ---------------------------------------------------------------- forward order
-
-
-def _follow(
-    loader: Iterable[Any], session: StepSession, window: int, key: Callable[[Any], Any], start: int
-) -> bool:
-    """Makes the store follow the loader's order, if it may; tells why not otherwise."""
-    if not session.may_follow:
-        session.tell_why_not()
-        return False
-    session.store.note_scans()
-    order = session.find_order(loader, key)
-    if isinstance(order, str):
-        if session.stands_in_plan():
-            return True  # the batches are checked against the plan one by one
-        session.store.note_unknown_order(order)
-        return False
-    source = fingerprint([order.fingerprint, session.feature_names()])
-    answer = session.follow(source, window)
-    if answer["answer"] == "plan_needed":
-        damage = session.store.order().get("plan_damage")
-        if damage is not None:
-            _LOG.warning("the plan of the store is made again: %s", damage)
-        _make_plan(order, session, source, window, key)
-        answer = session.follow(source, window)
-    if answer["answer"] == "refused":
-        _LOG.warning("training by window, not in forward order: %s", answer["reason"])
-        return False
-    begins = order.start + start
-    if begins != answer["batch"]:
-        _go_to(begins, answer, session, start)
-    return True
-
-
-def _go_to(begins: int, answer: dict[str, Any], session: StepSession, start: int) -> None:
-    """Passes over the batches that nobody trained on: an epoch before may have ended early."""
-    stands, epoch = answer["batch"], answer["epoch"]
-    # What the loader leaves out by itself is counted by it.
-    own = begins - start
-    there = f"start={stands - own}" if stands >= own else f"a loader that begins at batch {stands}"
-    if start > 0:
-        raise InvalidError(
-            f"the store stands at batch {stands} of epoch {epoch}, the loader begins at batch "
-            f"{begins}; continue where the store stands with {there}, begin an epoch "
-            "without start, or open the store's folder of another run",
-            {"store_batch": str(stands), "loader_batch": str(begins)},
-        )
-    _LOG.warning(
-        "the store stands at batch %d of epoch %d and the loader begins at batch %d: passing over "
-        "the batches between, without training; to go on where the store stands give %s",
-        stands,
-        epoch,
-        begins,
-        there,
-    )
-    session.pass_planned_to(begins)
-
-
-def _make_plan(
-    order: BatchOrder, session: StepSession, source: str, window: int, key: Callable[[Any], Any]
-) -> None:
-    session.start_plan(source, window)
-    with Progress("planning the order", order.batch_count, "batches") as bar:
-        for batch in order.batches():
-            session.push_planned(key(batch))
-            bar.advance()
-    session.finish_plan()
 
 
 def _run_planned(

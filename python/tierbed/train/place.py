@@ -15,9 +15,19 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from tierbed._util import state
-from tierbed.data.order import generators_of
+from tierbed.data.dataset import Dataset
+from tierbed.data.loader_draws import generators_of, samplers_of
 
-__all__ = ["Place", "generators_now", "set_generators", "set_global_generators"]
+__all__ = [
+    "Generators",
+    "Place",
+    "generators_now",
+    "is_begun",
+    "set_epochs",
+    "set_generators",
+    "set_global_generators",
+    "set_own_generators",
+]
 
 Generators = dict[str, Any]
 
@@ -30,37 +40,70 @@ class Place:
         batch: Batches handed on.
         begin: The generators when the epoch began; None where that is now.
         now: The generators when the place was saved.
+        epochs: Which of several epochs of a plan it is, from :meth:`Epochs.state_dict`.
     """
 
     batch: int
     begin: Generators | None = None
     now: Generators | None = None
+    epochs: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values and tensors."""
-        return {"batch": self.batch, "begin": self.begin}
+        saved = {"batch": self.batch, "begin": self.begin, "now": self.now}
+        return saved if self.epochs is None else {**saved, "epochs": self.epochs}
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Place:
         """Reads what was saved."""
-        return cls(int(saved["batch"]), saved["begin"], saved["now"])
+        return cls(int(saved["batch"]), saved["begin"], saved["now"], saved.get("epochs"))
 
 
 def generators_now(loader: Iterable[Any]) -> Generators:
     """Returns the state of the global generators, and of what ``loader`` draws its order from."""
-    own = [one.get_state() for one in _own(loader)]
-    return {"own": own, "all": state.rng_state(), "epoch": getattr(_data(loader), "epoch", None)}
+    return {
+        "own": [one.get_state() for one in _own(loader)],
+        "all": state.rng_state(),
+        "epoch": getattr(_data(loader), "epoch", None),
+        "sampler_epochs": [one.epoch for one in _samplers(loader)],
+    }
 
 
 def set_generators(loader: Iterable[Any], saved: Generators | None) -> None:
     """Puts the generators back to what :func:`generators_now` returned."""
     if saved is None:
         return
-    for one, before in zip(_own(loader), saved["own"], strict=True):
-        one.set_state(before)
+    set_own_generators(loader, saved)
     state.set_rng_state(saved["all"])
+    set_epochs(loader, saved, 0)
+
+
+def set_own_generators(loader: Iterable[Any], saved: Generators | None) -> None:
+    """Puts the generators of the loader back, and leaves the global ones."""
+    if saved is not None:
+        for one, before in zip(_own(loader), saved["own"], strict=True):
+            one.set_state(before)
+
+
+def is_begun(loader: Iterable[Any]) -> bool:
+    """Whether the loader stands in an epoch that it goes on with, as our own datasets do."""
+    data = _data(loader)
+    return isinstance(data, Dataset) and int(data.state_dict()["done"]) > 0
+
+
+def set_epochs(loader: Iterable[Any], saved: Generators, passed: int) -> None:
+    """Tells dataset and samplers the number of an epoch.
+
+    Args:
+        loader: Whose they are.
+        saved: Has their numbers, from :func:`generators_now`.
+        passed: Epochs behind these numbers.
+    """
     if saved.get("epoch") is not None:
-        _data(loader).set_epoch(saved["epoch"])
+        _data(loader).set_epoch(saved["epoch"] + passed)
+    # States that were saved before samplers were asked have none.
+    for one, epoch in zip(_samplers(loader), saved.get("sampler_epochs") or (), strict=False):
+        one.set_epoch(epoch + passed)
 
 
 def set_global_generators(saved: Generators | None) -> None:
@@ -75,3 +118,8 @@ def _data(loader: Any) -> Any:
 
 def _own(loader: Iterable[Any]) -> list[Any]:
     return generators_of(loader) if isinstance(loader, DataLoader) else []
+
+
+def _samplers(loader: Iterable[Any]) -> list[Any]:
+    """Returns the samplers that are told their epoch, such as a ``DistributedSampler``."""
+    return samplers_of(loader) if isinstance(loader, DataLoader) else []
