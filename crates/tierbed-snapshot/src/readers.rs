@@ -12,6 +12,7 @@
 mod queue;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 
 use tierbed_core::env::SystemClock;
 use tierbed_core::stats::IoStats;
@@ -183,7 +184,7 @@ impl Readers {
         let mut turn = None;
         loop {
             if let Some(reader) = state.take_free(is_small, turn) {
-                state.served(turn);
+                wake(state.served(turn), state);
                 return ReaderGuard { readers: self, reader: Some(reader) };
             }
             if is_small && state.small_count < state.small_count_max {
@@ -191,7 +192,7 @@ impl Readers {
                 let made = self.make(SMALL, state);
                 state = lock(&self.state);
                 if let Some(reader) = made {
-                    state.served(turn);
+                    wake(state.served(turn), state);
                     return ReaderGuard { readers: self, reader: Some(reader) };
                 }
                 // The call is served all the same, by a reader that comes back.
@@ -275,7 +276,7 @@ impl Readers {
         assert!(state.idle.len() <= state.full_count, "a reader comes back once");
         let is_known = state.idle_small.len() <= state.small_count;
         assert!(is_known, "a small reader comes back once");
-        state.wake();
+        wake(state.next(), state);
     }
 
     /// Lets readers that nobody uses read the pages of `layers` and of no other.
@@ -315,16 +316,22 @@ impl State {
         free.or_else(|| if self.queue.may_take(turn, false) { self.idle.pop() } else { None })
     }
 
-    /// Notes that a call has its reader; what is free still may suit the next one.
-    fn served(&mut self, turn: Option<Turn>) {
-        if let Some(turn) = turn {
-            self.queue.leave(turn);
-            self.wake();
-        }
+    /// Notes that a call has its reader. Returns the next call, which what is free still may suit.
+    fn served(&mut self, turn: Option<Turn>) -> Option<Thread> {
+        self.queue.leave(turn?);
+        self.next()
     }
 
-    fn wake(&self) {
-        self.queue.wake(!self.idle_small.is_empty(), !self.idle.is_empty());
+    fn next(&self) -> Option<Thread> {
+        self.queue.next(!self.idle_small.is_empty(), !self.idle.is_empty())
+    }
+}
+
+// A thread that wakes while the lock is held would wait for it at once.
+fn wake(next: Option<Thread>, state: MutexGuard<'_, State>) {
+    drop(state);
+    if let Some(thread) = next {
+        thread.unpark();
     }
 }
 

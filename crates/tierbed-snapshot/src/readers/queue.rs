@@ -76,13 +76,12 @@ impl Queue {
         }
     }
 
-    /// Wakes the first call that a free reader suits. A call that takes a reader wakes the next
-    /// one in turn: the one that was woken for that reader may be the same for another.
-    pub(super) fn wake(&self, is_small_free: bool, is_full_free: bool) {
+    /// Returns the thread of the first call that a free reader suits, to unpark once no lock is
+    /// held. A call that takes a reader wakes the next one in turn: the one that was woken for that
+    /// reader may be the same for another.
+    pub(super) fn next(&self, is_small_free: bool, is_full_free: bool) -> Option<Thread> {
         let is_suited = |waiter: &&Waiter| is_full_free || (is_small_free && waiter.suits(true));
-        if let Some(waiter) = self.waiting.iter().find(is_suited) {
-            waiter.thread.unpark();
-        }
+        self.waiting.iter().find(is_suited).map(|waiter| waiter.thread.clone())
     }
 
     fn first(&self, is_small_reader: bool) -> Option<&Waiter> {
