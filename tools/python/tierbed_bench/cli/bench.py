@@ -18,6 +18,7 @@ from tierbed_bench.checkpoints import CheckpointOptions, run_checkpoints
 from tierbed_bench.cli.options import Scratch
 from tierbed_bench.cluster import ClusterOptions, run_cluster
 from tierbed_bench.cores import PARTS as CORES_PARTS, CoresOptions, run_cores
+from tierbed_bench.epochs import EpochsOptions, run_epochs
 from tierbed_bench.examples import ExamplesOptions, run_examples
 from tierbed_bench.exchange import ExchangeOptions, run_exchange
 from tierbed_bench.fresh import FreshOptions, run_fresh
@@ -310,6 +311,16 @@ def plans(
     print(f"wrote {run_plans(out, options, json)}")
 
 
+def epochs(
+    *,
+    options: Annotated[EpochsOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Train shuffled epochs that are planned together, one by one, by window and in memory."""
+    _told(run_epochs(out, options, json))
+
+
 def examples(
     *,
     options: Annotated[ExamplesOptions, Fields()],
@@ -370,6 +381,7 @@ for suite in (
     fresh,
     checkpoints,
     plans,
+    epochs,
     examples,
     cluster,
     network,
