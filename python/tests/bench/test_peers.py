@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tierbed.errors import InvalidError, UnsupportedError
+from tierbed_bench.common import StolenTime, least_stolen
 from tierbed_bench.memory_group import MemoryGroup
 from tierbed_bench.peers.queries import Queries
 from tierbed_bench.peers.report import compared, medians, ratios
@@ -27,7 +28,7 @@ def made(system: str, rows_per_s: float, **fields: object) -> dict[str, object]:
     return {
         "system": system,
         **cell,
-        **dict.fromkeys(measures, 0),
+        **dict.fromkeys((*measures, "stolen_share"), 0),
         "rows_per_s": rows_per_s,
         **waits,
         **fields,
@@ -93,6 +94,15 @@ def test_losses_and_killed_systems_are_rows() -> None:
     assert found["26x1_memory0.01_rows_per_s_vs_redis_without_limit"] == 0.25
     (cell,) = compared([row for row in rows if row["system"] != "tierbed"])
     assert cell["rows_per_s_vs_best"] is None
+
+
+def test_what_others_took_is_measured_again() -> None:
+    shares = [0.3, 0.02, 0.05, 0.04, 0.0]
+    rows = iter([{"stolen_share": share} for share in shares])
+    assert least_stolen(lambda: next(rows), pause_s=0.0) == {"stolen_share": 0.02, "tries": 4}
+    assert least_stolen(lambda: next(rows), pause_s=0.0) == {"stolen_share": 0.0, "tries": 1}
+    assert least_stolen(lambda: {"note": "killed"}) == {"note": "killed"}
+    assert 0.0 <= StolenTime().share() <= 1.0
 
 
 def test_a_group_tells_its_peak_and_whom_the_limit_ended() -> None:

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 CELL = ("rows", "clients", "memory_share")
 MEASURES = (
     *("rows_per_s", "p50_ms", "p99_ms", "disk_bytes_per_query", "peak_bytes", "used_bytes"),
-    *("open_s", "warm_queries", "queries"),
+    *("open_s", "warm_queries", "queries", "stolen_share"),
 )
 COLUMNS = (
     *("memory_share", "rows", "clients", "system", "rows_per_s", "p50_ms", "p99_ms"),

@@ -26,6 +26,7 @@ from tierbed._util.bytes import size_text
 from tierbed._util.progress import Progress
 from tierbed._util.report import print_table, write_json
 from tierbed.errors import CorruptionError, InvalidError, NoSpaceError
+from tierbed_bench.common import least_stolen
 from tierbed_bench.memory_group import MemoryGroup
 from tierbed_bench.peers.queries import Queries
 from tierbed_bench.peers.report import COLUMNS, compared, figure, medians, ratios
@@ -275,13 +276,20 @@ class _Bench:
         share = cell.memory_share
         memory_bytes = 0 if share is None else int(share * self.table.byte_count)
         row: Row = {"system": system, **vars(cell), "memory_bytes": memory_bytes, "round": round_}
+        if share is None and _available_bytes() < IN_MEMORY_FOLD * self.table.byte_count:
+            found: Row = {"note": "this machine has too little memory"}
+        else:
+            found = least_stolen(lambda: self._measured_once(cell, system, memory_bytes))
+        if "note" in found:
+            self._ended.add((cell, system))
+        self.measured.append({**row, **found})
+
+    def _measured_once(self, cell: Cell, system: str, memory_bytes: int) -> Row:
+        """Returns what was measured, or a note why nothing was."""
         with ExitStack() as stack:
             group = stack.enter_context(MemoryGroup.make(_group_name()))
-            if share is not None:
+            if cell.memory_share is not None:
                 group.allow(memory_bytes + SLACK_BYTES)
-            elif _available_bytes() < IN_MEMORY_FOLD * self.table.byte_count:
-                self._note(cell, system, {**row, "note": "this machine has too little memory"})
-                return
             stack.callback(group.end_processes)
             try:
                 seconds = self.options.warm_seconds + self.options.seconds + CELL_SECONDS
@@ -293,15 +301,10 @@ class _Bench:
                     raise
                 is_killed = group.killed_count() > 0
                 note = "killed: it took more than its limit" if is_killed else str(error)
-                self._note(cell, system, {**row, "note": note, "is_killed": is_killed})
-                return
+                return {"note": note, "is_killed": is_killed}
             if wrong_count := found.pop("wrong_count"):
                 raise CorruptionError(f"{system} answered {wrong_count} queries wrong")
-            self.measured.append({**row, **found, "peak_bytes": group.peak_bytes()})
-
-    def _note(self, cell: Cell, system: str, row: Row) -> None:
-        self._ended.add((cell, system))
-        self.measured.append(row)
+            return {**found, "peak_bytes": group.peak_bytes()}
 
     def _job(self, cell: Cell, memory_bytes: int, group: MemoryGroup) -> Row:
         return {
