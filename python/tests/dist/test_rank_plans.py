@@ -157,6 +157,50 @@ def step(rows: Any, batch: Any, at: int) -> None:
     (out * (out.detach() * 0.3 + 0.1 * at)).sum().backward()
 
 
+class Told(Batches):
+    """Batches whose order depends on the number of the epoch."""
+
+    def __init__(self, batches: list[tb.KeyedJaggedTensor]) -> None:
+        super().__init__(batches)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def _ordered(self) -> list[tb.KeyedJaggedTensor]:
+        return self.batches[self.epoch :] + self.batches[: self.epoch]
+
+    def __iter__(self) -> Iterator[tb.KeyedJaggedTensor]:
+        return iter(self._ordered())
+
+    def known_order(self) -> BatchOrder:
+        batches = self._ordered()
+        return BatchOrder(f"from {self.epoch}", lambda: batches, 0, len(batches))
+
+
+def test_ranks_share_plans_of_several_epochs(tmp_path: Path) -> None:
+    joined = whole_batches(2)
+    whole, one = one_process(joined)
+    expected = [*train(one, joined)[0], *train(one, joined[1:] + joined[:1])[0]]
+
+    def work(rank: tbd.LocalRank) -> Any:
+        store = open_store(tmp_path, rank.rank)
+        loader = Told(batches_of(rank.rank))
+        with make(rank, store, "row-wise") as rows:
+            ahead = tb.lookahead(loader, rows, window=2, epochs=2)
+            return [*train(rows, ahead)[0], *train(rows, ahead)[0]], store.order(), store
+
+    found = run_ranks(2, work)
+    for step, wanted in enumerate(expected):
+        assert torch.equal(torch.cat([seen[step] for seen, _, _ in found]), wanted), step
+    plan = tbd.ShardingPlan(2, SHARDINGS["row-wise"](2))
+    for rank, (_, order, store) in enumerate(found):
+        assert (order["kind"], order["replan_count"]) == ("forward", 0)
+        assert order["plan"]["batch_count"] == 2 * BATCHES
+        check_rows(store, whole, plan, rank)
+        store.close()
+
+
 def test_evaluation_and_parts_in_between_change_no_bit(tmp_path: Path) -> None:
     joined = whole_batches(2)
     other = whole_batches(2, batches=BATCHES + 2)[BATCHES:]

@@ -178,6 +178,41 @@ def test_an_epoch_that_ends_early_leaves_the_order_of_the_next(
     assert (order["kind"], order["replan_count"], order["fallback_count"]) == ("forward", 0, 0)
 
 
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_damaged_plan_is_made_again_in_a_later_epoch(
+    open_store: OpenStore, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "store"
+    store, emb = planned(open_store, path)
+    loader = LOADERS[kind](tmp_path)
+    ahead = tb.lookahead(loader, emb, window=4, key=key, epochs=EPOCHS)
+    found = [step(emb, batch) for _ in range(2) for batch in ahead]
+    store.checkpoint("two")
+    saved = ahead.state_dict()
+    store.close()
+    (plan,) = path.glob("order-*.plan")
+    plan.unlink()
+    store, emb = planned(open_store, path)
+    again = tb.lookahead(LOADERS[kind](tmp_path), emb, window=4, key=key, epochs=EPOCHS)
+    again.load_state_dict(saved)
+    found += [step(emb, batch) for batch in again]
+    assert_same(found, in_memory(open_store, drawn(LOADERS[kind](tmp_path))))
+    order = store.order()
+    assert (order["kind"], order["replan_count"], order["fallback_count"]) == ("forward", 0, 0)
+
+
+def test_what_has_an_epoch_and_no_set_epoch_is_left_alone(open_store: OpenStore) -> None:
+    class Counting(DataLoader[torch.Tensor]):
+        epoch = "the first"
+
+    _, emb = planned(open_store)
+    options: dict[str, Any] = {"shuffle": True, "collate_fn": collate}
+    mine = Counting(Clicks(), BATCH, generator=torch.Generator().manual_seed(7), **options)
+    ahead = tb.lookahead(mine, emb, window=4, epochs=2)
+    found = [step(emb, batch) for _ in range(2) for batch in ahead]
+    assert_same(found, in_memory(open_store, drawn(clicks(), epochs=2)))
+
+
 def test_the_next_plan_follows_a_checkpoint(open_store: OpenStore) -> None:
     store, emb = planned(open_store)
     ahead = tb.lookahead(clicks(), emb, window=4, epochs=2)

@@ -21,6 +21,7 @@ __all__ = [
     "begun",
     "generators_of",
     "has_drawn_its_seed",
+    "has_epochs",
     "kept",
     "pass_epoch",
     "sampler_of",
@@ -126,12 +127,13 @@ def pass_epoch(loader: Any) -> None:
 def samplers_of(loader: DataLoader[Any]) -> list[Any]:
     """Returns the samplers of a loader that are told their epoch, each once."""
     holders = {id(one): one for one in (loader.batch_sampler, loader.sampler, sampler_of(loader))}
-    return [one for one in holders.values() if _is_told_its_epoch(one)]
+    return [one for one in holders.values() if has_epochs(one)]
 
 
-def _is_told_its_epoch(sampler: Any) -> bool:
-    is_told = callable(getattr(sampler, "set_epoch", None))
-    return is_told and isinstance(getattr(sampler, "epoch", None), int)
+def has_epochs(source: Any) -> bool:
+    """Whether a dataset or sampler is told the number of its epoch, and has it."""
+    is_told = callable(getattr(source, "set_epoch", None))
+    return is_told and isinstance(getattr(source, "epoch", None), int)
 
 
 def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:

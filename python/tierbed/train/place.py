@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tierbed._util import state
 from tierbed.data.dataset import Dataset
-from tierbed.data.loader_draws import generators_of, samplers_of
+from tierbed.data.loader_draws import generators_of, has_epochs, samplers_of
 
 __all__ = [
     "Generators",
@@ -61,10 +61,11 @@ class Place:
 
 def generators_now(loader: Iterable[Any]) -> Generators:
     """Returns the state of the global generators, and of what ``loader`` draws its order from."""
+    data = _data(loader)
     return {
         "own": [one.get_state() for one in _own(loader)],
         "all": state.rng_state(),
-        "epoch": getattr(_data(loader), "epoch", None),
+        "epoch": data.epoch if has_epochs(data) else None,
         "sampler_epochs": [one.epoch for one in _samplers(loader)],
     }
 
