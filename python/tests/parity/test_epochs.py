@@ -153,6 +153,7 @@ def test_a_restart_goes_on_in_a_later_epoch(
     )
     if is_saved:
         again.load_state_dict(saved)
+    assert len(again) == BATCHES - start % BATCHES
     for _ in range(EPOCHS - done // BATCHES):
         found += [step(emb, batch) for batch in again]
     assert_same(found, in_memory(open_store, drawn(LOADERS[kind](tmp_path))))

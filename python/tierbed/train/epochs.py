@@ -80,6 +80,10 @@ class Epochs:
     def _has_drawn(self, number: int) -> bool:
         return number > 0 or self._had_drawn
 
+    def within(self, start: int) -> int:
+        """Returns which batch of its epoch the batch ``start`` of a plan is."""
+        return start % self._length if self._length else start
+
     def begin(self, start: int, left: Place | None, resumed: Mapping[str, Any] | None) -> int:
         """Moves on to the next epoch, where the loader then stands.
 
@@ -144,18 +148,18 @@ class Epochs:
         self._begin = generators_now(self._loader)
 
     def _pass(self, start: int) -> int:
-        number, start = divmod(start, self._length) if self._length else (0, start)
+        number = start // max(1, self._length)
         if number >= self._count:
             raise InvalidError(
                 f"the {self._count} epochs of a plan have {self._count * self._length} batches; "
-                f"begin at one of them, not at {number * self._length + start}"
+                f"begin at one of them, not at {start}"
             )
         self._begin_plan()
         assert self._begin is not None, "the plan was begun"
         for self._number in range(1, number + 1):
             pass_epoch(as_drawn(self._loader, self._has_drawn(self._number - 1)))
             set_epochs(self._loader, self._begin, self._number)
-        return start
+        return self.within(start)
 
     def _move_on(self) -> None:
         assert self._begin is not None, "no epoch was begun"

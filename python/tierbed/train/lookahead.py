@@ -183,6 +183,8 @@ class Lookahead(Generic[Batch]):
     def __len__(self) -> int:
         # A framework that goes on in the middle of an epoch counts all of its batches.
         done = self._start if self._resumed is None else 0
+        if self._epochs is not None:
+            done = self._epochs.within(done)
         return max(0, len(self._loader) - done)  # type: ignore[arg-type]
 
     @property
