@@ -326,3 +326,23 @@ def test_going_back_behind_the_plan_is_done_in_a_copy(tmp_path: Path) -> None:
         assert torch.equal(rows_of(store), rows)
     with opened(path) as store:
         assert torch.equal(rows_of(store), moved)
+
+
+class Sized(Known):
+    """A loader with a length."""
+
+    def __len__(self) -> int:
+        return BATCHES
+
+
+def test_epochs_of_a_plan_have_a_length_and_begin_within_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "store", order="forward") as store:
+        emb = collection(store)
+        with refused(tb.InvalidError, "leave epochs out"):
+            tb.lookahead(Known(), emb, window=4, key=itself, epochs=2)
+        train(emb, tb.lookahead(Known(), emb, window=4, key=itself))
+        assert torch.equal(rows_of(store), expected(0))
+        with refused(tb.InvalidError, f"begin at one of them, not at {2 * BATCHES}"):
+            next(iter(tb.lookahead(Sized(), emb, 4, itself, start=2 * BATCHES, epochs=2)))
+        train(emb, tb.lookahead(Sized(), emb, 4, itself, start=BATCHES, epochs=2))
+        assert torch.equal(rows_of(store), expected(0, 0))
