@@ -64,11 +64,6 @@ class Epochs:
         self._before: tuple[int, Generators | None, Generators] | None = None
 
     @property
-    def number(self) -> int:
-        """Number of the epoch among those of the plan, from 0 on."""
-        return self._number
-
-    @property
     def passed(self) -> int:
         """Batches of the plan that lie before the epoch."""
         return 0 if self._is_repeating else self._number * self._length

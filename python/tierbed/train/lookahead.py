@@ -116,8 +116,8 @@ def lookahead(
             ``epochs``, batches of the plan; whole epochs are not read.
         epochs: Epochs that one plan covers, where each has another order, as of a shuffle. No row
             moves between them then; the plan takes as many times the disk. Each ``iter`` is still
-            one epoch of the loader, which must have a length. Datasets and samplers with a
-            ``set_epoch`` are told the next epoch by each.
+            one epoch of the loader, which must have a length. A dataset or sampler with a
+            ``set_epoch`` gets the number of each epoch.
 
     Returns:
         An iterable, and an iterator over one epoch; see :class:`Lookahead`. It yields the

@@ -103,8 +103,9 @@ def set_epochs(loader: Iterable[Any], saved: Generators, passed: int) -> None:
     if saved.get("epoch") is not None:
         _data(loader).set_epoch(saved["epoch"] + passed)
     # States that were saved before samplers were asked have none.
-    for one, epoch in zip(_samplers(loader), saved.get("sampler_epochs") or (), strict=False):
-        one.set_epoch(epoch + passed)
+    if "sampler_epochs" in saved:
+        for one, epoch in zip(_samplers(loader), saved["sampler_epochs"], strict=True):
+            one.set_epoch(epoch + passed)
 
 
 def set_global_generators(saved: Generators | None) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +15,18 @@ from typing import Any
 
 import torch
 
+from tierbed.errors import TierbedError
 from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = [
+    "DeviceBytes",
     "Measured",
+    "StolenTime",
     "counts",
     "flat_counters",
     "interleave",
+    "least_stolen",
+    "measured_apart",
     "percentile",
     "process_bytes",
     "ratio",
@@ -154,16 +163,13 @@ class StolenTime:
         self._before = self._ticks()
 
     def share(self) -> float:
-        """Returns the share of all processors' time since then; 0 where it is not counted."""
+        """Returns the share of all processors' time since then."""
         stolen, total = (now - then for now, then in zip(self._ticks(), self._before, strict=True))
         return stolen / total if total else 0.0
 
     @staticmethod
     def _ticks() -> tuple[int, int]:
-        try:
-            line = Path("/proc/stat").read_text().partition("\n")[0]
-        except OSError:
-            return 0, 0
+        line = Path("/proc/stat").read_text().partition("\n")[0]
         # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user and nice.
         ticks = [int(word) for word in line.split()[1:9]]
         return ticks[7], sum(ticks)
@@ -216,3 +222,44 @@ def process_bytes(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
     raise AssertionError(f"the kernel tells {name}")
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """What all threads of this process had devices move.
+
+    Args:
+        read: Bytes read.
+        written: Bytes written.
+    """
+
+    read: int
+    written: int
+
+    @classmethod
+    def now(cls) -> DeviceBytes:
+        """Counts them until now."""
+        lines = Path("/proc/self/io").read_text().splitlines()
+        counted = dict(line.split(": ") for line in lines)
+        return cls(int(counted["read_bytes"]), int(counted["write_bytes"]))
+
+
+def measured_apart(module: str, arguments: Sequence[str], what: str) -> dict[str, Any]:
+    """Measures in a process of its own.
+
+    Args:
+        module: What the process runs; the last line that it prints is the row, as JSON.
+        arguments: Its arguments.
+        what: What is measured, for errors.
+
+    Raises:
+        TierbedError: The process failed.
+    """
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", module, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        raise TierbedError(f"measuring {what} failed: {last}")
+    row: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return row

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,14 +29,14 @@ from tierbed._util.report import print_table, write_json
 from tierbed.config.optim import RowWiseAdagrad
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.data.order import BatchOrder
-from tierbed.errors import InvalidError, TierbedError
+from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import EmbeddingBagCollection
 from tierbed.placement.build import QueryLog, place
 from tierbed.serve.snapshot import Snapshot
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
-from tierbed_bench.common import ratio
+from tierbed_bench.common import measured_apart, ratio
 from tierbed_bench.generator import GeneratedData, scale_for_rows
 from tierbed_bench.suite import write_suite
 
@@ -115,14 +114,8 @@ def _median(rows: Sequence[Row]) -> Row:
 def _measured(part: str, cores: int, options: CoresOptions) -> Row:
     """Measures in a process of its own."""
     sizes = [options.rows, options.batches, options.samples, options.seed]
-    command = [sys.executable, "-m", __name__, part, str(cores), *map(str, sizes)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ended = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["no reason was told"])[-1]
-        raise TierbedError(f"measuring {part} on {cores} cores failed: {last}")
-    row: Row = json.loads(ended.stdout.splitlines()[-1])
-    return row
+    arguments = [part, str(cores), *map(str, sizes)]
+    return measured_apart(__name__, arguments, f"{part} on {cores} cores")
 
 
 def _figure(rows: Sequence[Row]) -> Callable[[Any], None]:

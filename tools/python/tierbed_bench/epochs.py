@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,7 +34,8 @@ from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import EmbeddingBagCollection
 from tierbed.train.lookahead import Lookahead, lookahead
 from tierbed.train.store import Store
-from tierbed_bench.common import ratio
+from tierbed_bench.big.process import disk_bytes
+from tierbed_bench.common import DeviceBytes, measured_apart, process_bytes, ratio
 from tierbed_bench.suite import write_suite
 
 __all__ = ["WAYS", "EpochsOptions", "run_epochs"]
@@ -131,15 +129,8 @@ def _median(rows: Sequence[Row]) -> Row:
 def _measured(way: str, options: EpochsOptions, out: Path) -> Row:
     """Measures in a process of its own, with its files below ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        command = [sys.executable, "-m", __name__, way, folder, json.dumps(asdict(options))]
-        ended = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["no reason was reported"])[-1]
-        raise TierbedError(f"measuring {way} failed: {last}")
-    row: Row = json.loads(ended.stdout.splitlines()[-1])
-    return row
+        return measured_apart(__name__, [way, folder, json.dumps(asdict(options))], way)
 
 
 def _figure(rows: Sequence[Row]) -> Callable[[Any], None]:
@@ -231,8 +222,8 @@ def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
         ahead: Lookahead[KeyedJaggedTensor] = lookahead(
             _loader(options), emb, WINDOW, lambda batch: batch, epochs=together
         )
-        before, begun_s, cpu_s = _moved(), time.perf_counter(), time.process_time()
-        first_waits, disk_bytes = [], 0
+        before, begun_s, cpu_s = DeviceBytes.now(), time.perf_counter(), time.process_time()
+        first_waits, disk_peak_bytes = [], 0
         for epoch in range(options.epochs):
             asked_s = time.perf_counter()
             for at, batch in enumerate(ahead):
@@ -241,34 +232,23 @@ def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
                 emb(batch).values().backward(grad)  # type: ignore[no-untyped-call]
             if way != "memory":
                 store.checkpoint(f"epoch {epoch}", capture_rng=False)
-                disk_bytes = max(disk_bytes, _disk_bytes(folder))
+                disk_peak_bytes = max(disk_peak_bytes, disk_bytes(folder))
         seconds, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
-        after, order = _moved(), store.order()
+        after, order = DeviceBytes.now(), store.order()
         result = _digest(store, options)
     return {
         "ids_per_s": options.ids / seconds,
         "cpu_ns_per_id": 1e9 * cpu_s / options.ids,
-        "read_bytes_per_id": (after[0] - before[0]) / options.ids,
-        "written_bytes_per_id": (after[1] - before[1]) / options.ids,
+        "read_bytes_per_id": (after.read - before.read) / options.ids,
+        "written_bytes_per_id": (after.written - before.written) / options.ids,
         "first_batch_s": sum(first_waits),
-        "disk_bytes": disk_bytes,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "disk_bytes": disk_peak_bytes,
+        "peak_rss_bytes": process_bytes("VmHWM"),
         "seconds": seconds,
         "order": order["kind"],
         "replans": order.get("replan_count", 0),
         "result": result,
     }
-
-
-def _moved() -> tuple[int, int]:
-    """Returns the bytes that this process has read from devices and written to them."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    told = dict(line.split(": ") for line in lines)
-    return int(told["read_bytes"]), int(told["write_bytes"])
-
-
-def _disk_bytes(folder: Path) -> int:
-    return sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
 
 
 def _digest(store: Store, options: EpochsOptions) -> str:

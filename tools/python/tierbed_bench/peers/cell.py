@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tierbed.errors import TierbedError
-from tierbed_bench.common import StolenTime
+from tierbed_bench.common import DeviceBytes, StolenTime
 from tierbed_bench.memory_group import MemoryGroup
 from tierbed_bench.peers.systems import SYSTEMS, Peer
 from tierbed_bench.peers.table import Ids, Table, forget_pages
@@ -151,9 +151,9 @@ def _measure(peer: Peer, told: dict[str, Any]) -> dict[str, Any]:
     open_s = time.perf_counter() - began
     try:
         warmed = clients.ask(0, told["warm_queries"], told["warm_seconds"])
-        read_bytes, stolen = _disk_bytes(), StolenTime()
+        before, stolen = DeviceBytes.now(), StolenTime()
         asked = clients.ask(told["warm_queries"], len(queries), told["seconds"])
-        read_bytes, stolen_share = _disk_bytes() - read_bytes, stolen.share()
+        after, stolen_share = DeviceBytes.now(), stolen.share()
         # Before the check, which makes rows of its own.
         used_bytes = group.used_bytes()
         wrong_count = clients.wrong_count(told["warm_queries"])
@@ -167,17 +167,11 @@ def _measure(peer: Peer, told: dict[str, Any]) -> dict[str, Any]:
         "rows_per_s": asked.count * told["rows"] / asked.seconds,
         "p50_ms": 1e3 * float(np.quantile(asked.waits_s, 0.5)),
         "p99_ms": 1e3 * float(np.quantile(asked.waits_s, 0.99)),
-        "disk_bytes_per_query": read_bytes / asked.count,
+        "disk_bytes_per_query": (after.read - before.read) / asked.count,
         "used_bytes": used_bytes,
         "stolen_share": stolen_share,
         "wrong_count": wrong_count,
     }
-
-
-def _disk_bytes() -> int:
-    """Bytes that all threads of this process had read from devices."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
 
 
 if __name__ == "__main__":
