@@ -34,7 +34,8 @@ pub use engine::{
     Op, Request,
 };
 pub use folder::{
-    listed_bytes, Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, ViewFolder,
+    listed_bytes, Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, PartFolder,
+    ViewFolder,
 };
 pub use stream::{Appender, RecordReader};
 

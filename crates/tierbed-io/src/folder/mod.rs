@@ -7,11 +7,13 @@
 pub mod fs;
 pub mod held;
 pub mod memory;
+pub mod part;
 pub mod view;
 
 pub use fs::FsFolder;
 pub use held::HeldFolder;
 pub use memory::MemoryFolder;
+pub use part::PartFolder;
 pub use view::ViewFolder;
 
 use std::any::Any;
