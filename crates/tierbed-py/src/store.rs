@@ -148,9 +148,7 @@ impl NativeStore {
         table: Plain<TableSchema>,
         policy: Plain<Policy>,
     ) -> PyResult<u32> {
-        self.with(py, |engine| {
-            engine.single()?.by_number()?.add_open_table(table.0, policy.0).map(|id| id.0)
-        })
+        self.with(py, |engine| engine.single()?.add_open_table(table.0, policy.0).map(|id| id.0))
     }
 
     #[pyo3(signature = (plan, indices, offsets, now, out))]
@@ -169,7 +167,7 @@ impl NativeStore {
             let mut held = self.locked()?;
             let engine = opened(&mut held.engine)?;
             now.map_or(Ok(()), |_| engine.check_writable())?;
-            engine.single()?.by_number()?.translate(plan, bags, how, rows)
+            engine.single()?.translate(plan, bags, how, rows)
         })
     }
 
@@ -181,14 +179,14 @@ impl NativeStore {
         let how = now.map_or(Translate::Find, |now| Translate::Train { now });
         self.with(py, |engine| {
             now.map_or(Ok(()), |_| engine.check_writable())?;
-            engine.single()?.by_number()?.translate_ids(TableId(table), how, ids)
+            engine.single()?.translate_ids(TableId(table), how, ids)
         })
     }
 
     fn evict(&self, py: Python<'_>, table: u32, now: u32) -> PyResult<(u64, u64)> {
         let evicted = self.with(py, |engine| {
             engine.check_writable()?;
-            engine.single()?.by_number()?.evict(TableId(table), now)
+            engine.single()?.evict(TableId(table), now)
         })?;
         Ok((evicted.id_count, evicted.waiting_count))
     }
@@ -437,7 +435,7 @@ impl NativeStore {
         let mut raised = None;
         let result = self.with(py, |engine| {
             let mut chunk: Chunk<i64> = Chunk::default();
-            engine.single()?.by_number()?.visit_ids(TableId(table), &mut |id, row| {
+            engine.single()?.visit_ids(TableId(table), &mut |id, row| {
                 chunk.push(RowId(row), &[id]);
                 match chunk.rows.len() >= chunk_ids.max(1) {
                     true => chunk.hand_out(TableId(table), &visit, &mut raised),

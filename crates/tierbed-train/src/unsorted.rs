@@ -33,6 +33,8 @@ pub(crate) struct Publication<'a> {
     pub(crate) layout: PageLayout,
     /// In a delta: the snapshot it changes.
     pub(crate) base: Option<&'a BaseChain>,
+    /// What the engine attaches itself: names and bytes.
+    pub(crate) own: &'a [(String, Vec<u8>)],
 }
 
 /// Publishes what `scan` hands out in any order: whole records, each row once.
@@ -43,6 +45,8 @@ pub(crate) fn publish_unsorted(
     scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
 ) -> Result<Report> {
     check_names(attachments)?;
+    let own = publication.own.iter().map(|(name, bytes)| Attachment { name, bytes });
+    let all: Vec<_> = own.chain(attachments.iter().copied()).collect();
     let tables = publication.schema.tables();
     let row_count: u64 = tables.iter().map(|table| table.row_count).sum();
     let mut rows = UnsortedRows::new(publication, u64::MAX)?;
@@ -55,7 +59,7 @@ pub(crate) fn publish_unsorted(
         Ok(())
     })?;
     let pushed = rows.pushed;
-    rows.finish(attachments, &mut |written| match written == pushed {
+    rows.finish(&all, &mut |written| match written == pushed {
         true => show(progress, row_count, row_count),
         false => show(progress, (pushed + written) / 2, row_count),
     })
@@ -96,7 +100,7 @@ impl UnsortedRows {
     /// # Errors
     /// Those of [`PublishWriter::create`], `Invalid` when the memory does not reach.
     pub(crate) fn new(publication: Publication<'_>, sort_bytes_max: u64) -> Result<Self> {
-        let Publication { schema, folder, memory, layout, base } = publication;
+        let Publication { schema, folder, memory, layout, base, own: _ } = publication;
         let is_plain = layout.more_bytes_min(&schema) == 0;
         // The writer sorts its index in half of what is free, and rows are more than that.
         let is_ample = is_plain && layout.placed.is_empty() && memory.free_bytes() >= AMPLE_BYTES;

@@ -36,6 +36,6 @@ pub use pages::{PageCache, PAGE_BYTES};
 pub use policy::{Eviction, Policy};
 pub use published::{PageSource, Published};
 pub use vocabulary::{
-    bucket_table, is_free_table, Evicted, FreedSink, Growth, IdEntry, Scratch, State, Vocabulary,
-    BATCH_BYTES_PER_INDEX, SHARED_ROW,
+    bucket_table, free_table, is_free_table, Evicted, FreedSink, Growth, IdEntry, Scratch, State,
+    Vocabulary, BATCH_BYTES_PER_INDEX, SHARED_ROW,
 };

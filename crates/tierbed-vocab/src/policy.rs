@@ -86,6 +86,13 @@ impl Policy {
         Ok(())
     }
 
+    /// Returns whether the row of an id depends only on which ids came before it: every id gets
+    /// one at once and keeps it, so that the same ids asked for again change nothing.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.admit_after <= 1 && !self.counts_all_uses()
+    }
+
     /// Returns whether appearances of ids that have a row are counted: a page write each time.
     pub(crate) fn counts_all_uses(&self) -> bool {
         self.eviction != Eviction::Never

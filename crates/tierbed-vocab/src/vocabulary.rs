@@ -81,7 +81,7 @@ pub fn bucket_table(name: &str) -> TableSchema {
 
 /// Returns the hidden table of the free rows of table `name`.
 #[must_use]
-pub(crate) fn free_table(name: &str) -> TableSchema {
+pub fn free_table(name: &str) -> TableSchema {
     page_table(format!("{}f.{name}", tierbed_core::schema::OWN_PREFIX), 1)
 }
 

@@ -109,10 +109,15 @@ class _Reader:
 
     def _fresh(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         store, table = self._store, self._table
+        wanted = None if self._numbers is None else self._numbers.read(first, count)
         if self.scanned is not None:
-            return self.scanned.read(first, count)
-        if self._numbers is not None:
-            wanted = self._numbers.read(first, count)
+            if wanted is None:
+                return self.scanned.read(first, count)
+            # Along a plan no row is given back: those of ids follow each other.
+            low = int(wanted[0])
+            assert int(wanted[-1]) == low + count - 1, f"rows of {table!r} have gaps"
+            return self.scanned.read(low, count)
+        if wanted is not None:
             if not self._with_state:
                 return store.gather_rows(table, wanted), torch.empty(0, device="cpu")
             return self._gathered(wanted)

@@ -108,8 +108,7 @@ class StepSession:
     @property
     def may_follow(self) -> bool:
         """Whether a plan of the batches may be made and followed."""
-        is_whole = not self._binding.is_open and not self._binding.frozen
-        return self._trains and is_whole and self.store.may_follow_plan
+        return self._trains and not self._binding.frozen and self.store.may_follow_plan
 
     def tell_why_not(self) -> None:
         """Says why no plan is followed, where the caller may have expected one."""
@@ -118,8 +117,6 @@ class StepSession:
                 self.store.note_scans(is_coming=True)
             return
         reason = self.store.plan_obstacle
-        if reason is None and self._binding.is_open and self.store.asks_for_plan:
-            reason = "a table has an open vocabulary: which rows its ids get is not known before"
         if reason is None and self._binding.frozen and self.store.asks_for_plan:
             names = [self._binding.guard.tables[at] for at in sorted(self._binding.frozen)]
             reason = f"the tables {names} are frozen, and a step along a plan is one of all tables"
@@ -184,9 +181,10 @@ class StepSession:
 
     def pass_planned(self, batch: Any) -> None:
         """Passes the next batch of the plan without a step."""
-        self._binding.position = self.store.native.pass_planned(
-            self._binding.plan, *self._ids(batch)
-        )
+        ids, offsets = self._ids(batch)
+        if self._binding.is_open:
+            ids = self._binding.translate(ids, offsets, is_training=True)
+        self._binding.position = self.store.native.pass_planned(self._binding.plan, ids, offsets)
 
     def pass_planned_to(self, batch: int) -> None:
         """Passes the batches of the plan up to ``batch``, of this epoch or of the next one.

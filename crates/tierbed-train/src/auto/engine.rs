@@ -1,15 +1,18 @@
 //! Choice between the window and the planned engine, and the state of a store without one.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tierbed_core::{Bags, Error, ErrorKind, Result};
+use tierbed_core::{Bags, Error, ErrorKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder, HeldFolder};
 use tierbed_kernels::{Destination, FeatureLayout};
 use tierbed_store::kept::finish_restore;
 use tierbed_store::CommitLog;
+use tierbed_vocab::Policy;
 
 use crate::auto::follow::{Making, PlanIdentity};
+use crate::auto::ids::PlannedIds;
 use crate::auto::moving::{self, WINDOW_FOLDER};
 use crate::auto::noting::NotingEngine;
 use crate::auto::options::{Order, OrderConfig};
@@ -33,6 +36,10 @@ pub struct AutoEngine {
     /// The plan made last: it needs no checking.
     pub(crate) made_plan: Option<PlanIdentity>,
     pub(crate) notes: Notes,
+    /// Tables of open vocabulary, as far as this engine was told or found them along a plan.
+    pub(crate) open: BTreeMap<TableId, Policy>,
+    /// Their index beside a plan that is followed or being made.
+    pub(crate) ids: Option<PlannedIds>,
 }
 
 /// Who has the rows.
@@ -102,8 +109,14 @@ impl AutoEngine {
             making: None,
             made_plan: None,
             notes: Notes::default(),
+            open: BTreeMap::new(),
+            ids: None,
         };
+        if let Some(folder) = &opened.folder {
+            opened.config.has_open_tables = PlannedIds::exists(folder)?;
+        }
         opened.state = opened.open_state()?;
+        opened.open_ids()?;
         if config.order == Order::Window && matches!(opened.state, State::Planned(_)) {
             opened.move_to_window("order is \"window\"")?;
         }
@@ -121,6 +134,8 @@ impl AutoEngine {
             making: None,
             made_plan: None,
             notes: Notes::default(),
+            open: BTreeMap::new(),
+            ids: None,
         }
     }
 
@@ -175,6 +190,9 @@ impl AutoEngine {
 
     // Opens the engine that needs no plan, when nothing else was decided.
     pub(crate) fn decide(&mut self) -> Result<()> {
+        if matches!(self.state, State::Undecided(_)) {
+            self.drop_ids()?;
+        }
         if let State::Undecided(tables) = &self.state {
             self.state = windowed(self.open_window(tables)?, true);
         }
@@ -184,12 +202,26 @@ impl AutoEngine {
     fn open_window(&self, tables: &Tables) -> Result<WindowEngine> {
         let config = self.config.engine(Backend::File);
         let mut engine = WindowEngine::open_in(self.folder.clone(), &config)?;
-        for (expected, table, hyper) in tables.iter() {
-            let id = engine.add_table(table.clone())?;
-            assert_eq!(id, expected, "a new engine numbers its tables in another order");
+        for (expected, table, hyper) in tables.iter().filter(|(_, table, _)| !table.is_own()) {
+            let id = self.add_again(&mut engine, expected, table)?;
             engine.set_hyper(id, hyper)?;
         }
         Ok(engine)
+    }
+
+    // Adds a table, whose number is `expected`, to an engine that has those before it.
+    pub(crate) fn add_again(
+        &self,
+        engine: &mut WindowEngine,
+        expected: TableId,
+        table: &TableSchema,
+    ) -> Result<TableId> {
+        let id = match self.open.get(&expected) {
+            Some(&policy) => engine.add_open_table(table.clone(), policy)?,
+            None => engine.add_table(table.clone())?,
+        };
+        assert_eq!(id, expected, "a new engine numbers its tables in another order");
+        Ok(id)
     }
 
     /// Goes back to no engine, from one that was never written to.
@@ -199,6 +231,7 @@ impl AutoEngine {
             State::Planned(planned) if planned.is_untouched() => planned.tables(),
             _ => return Ok(()),
         };
+        let tables = self.without_ids(tables)?;
         let is_unstepped = tables.hypers.iter().all(|(_, hyper)| hyper.step == 0);
         assert!(is_unstepped, "a store that nothing was written to has done steps");
         self.state = State::Lost("changing the order failed".to_owned());

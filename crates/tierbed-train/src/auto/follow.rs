@@ -14,6 +14,7 @@ use tierbed_kernels::FeatureLayout;
 use tierbed_store::{kept, CommitLog};
 
 use crate::auto::engine::{lost, AutoEngine, State};
+use crate::auto::ids::{PlannedIds, IDS_PREFIX};
 use crate::auto::options::{OnMismatch, Order};
 use crate::auto::planned::Planned;
 use crate::engine::{PlanFollower, TrainEngine};
@@ -59,6 +60,10 @@ pub enum Answer {
 pub(crate) struct Making {
     builder: PlanBuilder,
     name: String,
+    /// Table of each feature.
+    tables: Vec<TableId>,
+    /// Rows of the batch, where ids get them.
+    rows: Vec<i64>,
 }
 
 /// What a plan is made of.
@@ -108,6 +113,7 @@ impl PlanFollower for AutoEngine {
         if !matches!(self.state, State::Undecided(_) | State::Planned(_) | State::Planless(_)) {
             return Err(Error::invalid("a plan is made before rows are trained"));
         }
+        self.begin_ids()?;
         let folder = self.folder()?;
         let (shape, options) = self.shape_of(features, request)?;
         // A plan that rows lie along stays until the new one is whole, damaged or not.
@@ -119,19 +125,32 @@ impl PlanFollower for AutoEngine {
         let name = if is_taken(&name) { other } else { name };
         assert!(!is_taken(&name), "the plan that rows lie along would be written over");
         let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
-        self.making = Some(Making { builder, name });
+        self.making = Some(Making { builder, name, tables: tables_of(features), rows: Vec::new() });
         Ok(())
     }
 
     fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
-        let making = self.making.as_mut();
-        making.ok_or_else(|| Error::invalid("no plan is being made"))?.builder.push(bags)
+        let Self { making, ids, open, .. } = self;
+        let making = making.as_mut().ok_or_else(|| Error::invalid("no plan is being made"))?;
+        let Some(ids) = ids else { return making.builder.push(bags) };
+        let Making { builder, tables, rows, .. } = making;
+        if tables.len() != bags.feature_count {
+            return Err(Error::invalid("batch has another number of features than the plan")
+                .with("features", bags.feature_count)
+                .with("expected", tables.len()));
+        }
+        rows.resize(bags.indices.len(), 0);
+        ids.plan(tables, bags, rows)?;
+        let planned = Bags { indices: rows, ..*bags };
+        builder.push_translated(&planned, bags, &|table| open.contains_key(&table))
     }
 
     fn finish_plan(&mut self) -> Result<()> {
         let making = self.making.take();
-        let Making { builder, name } =
+        let Making { builder, name, .. } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
+        // Rows of ids that are not durable are nobody's; ids that no plan uses only wait.
+        self.ids.as_mut().map_or(Ok(()), PlannedIds::checkpoint)?;
         builder.finish()?;
         let plan = EpochPlan::open(&*self.folder()?, &name)?;
         self.check_plan_fits(plan.file())?;
@@ -157,6 +176,9 @@ impl AutoEngine {
         let refused = |reason: &str| Ok(Answer::Refused { reason: reason.to_owned() });
         if self.config.order == Order::Window {
             return refused("the store was opened with order=\"window\"");
+        }
+        if let Some(reason) = self.no_plan_of_ids(features) {
+            return Ok(Answer::Refused { reason });
         }
         self.check_plan()?;
         if let State::Planless(planless) = &self.state {
@@ -203,6 +225,7 @@ impl AutoEngine {
                 return refused(self.notes.reason.as_deref().unwrap_or(before));
             }
         }
+        self.find_ids()?;
         let (shape, options) = self.shape_of(features, request)?;
         match self.find_sound(request, &shape, &options)? {
             None => Ok(Answer::PlanNeeded),
@@ -251,6 +274,10 @@ impl AutoEngine {
         shape: &PlanShape,
         options: &PlanOptions,
     ) -> Result<Option<EpochPlan>> {
+        // Without the index nobody knows which ids its rows are of.
+        if !self.open.is_empty() && self.ids.is_none() {
+            return Ok(None);
+        }
         for name in plan_names(request) {
             let plan = self.sound_plan(&name, PlanOrigin::of(request, shape, options))?;
             if plan.is_some() {
@@ -330,7 +357,9 @@ impl AutoEngine {
             return Err(Error::invalid("the order of the store is decided"));
         };
         let folder = self.folder()?;
-        match Planned::open(Arc::clone(&folder), tables, plan, &self.config) {
+        // As long as the plan found that they must be.
+        let tables = tables.grown(&plan)?;
+        match Planned::open(Arc::clone(&folder), &tables, plan, &self.config) {
             Ok(planned) => {
                 self.state = State::Planned(Box::new(Planned { is_checked: true, ..planned }));
                 self.notes.reason = None;
@@ -353,7 +382,12 @@ impl AutoEngine {
         features: &FeatureLayout,
         request: &PlanRequest,
     ) -> Result<(PlanShape, PlanOptions)> {
-        let shape = PlanShape::new(self.schema(), &tables_of(features))?;
+        let mut shape = PlanShape::new(self.schema(), &tables_of(features))?;
+        if !self.is_wanted(features, request) {
+            for (table, rows) in (0..).map(TableId).zip(&mut shape.row_counts) {
+                *rows = self.planned_row_count(table, *rows);
+            }
+        }
         let bytes = self.config.forward_bytes();
         let options = PlanOptions {
             window_bytes: (bytes / WINDOW_SHARE).max(WINDOW_MIN_BYTES),
@@ -361,7 +395,7 @@ impl AutoEngine {
             memory_bytes: match &self.state {
                 // All but what is kept aside is taken.
                 State::Planned(_) => self.config.aside_bytes(),
-                _ => self.config.dram_budget_bytes,
+                _ => self.config.dram_budget_bytes - self.config.ids_bytes(),
             },
         };
         let options = match self.is_wanted(features, request) {
@@ -394,15 +428,23 @@ fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io | ErrorKind::Invalid)
 }
 
-/// Removes what an engine that never committed left in `folder`: neither plans, nor kept
-/// checkpoints, nor `CURRENT`, which says that nothing is in force.
+/// Removes what an engine that never committed left in `folder`: neither plans and the ids of
+/// their rows, nor kept checkpoints, nor `CURRENT`, which says that nothing is in force.
 pub(crate) fn remove_uncommitted(folder: &dyn Folder) -> Result<()> {
     for name in folder.list()? {
-        if !name.starts_with(PLAN_PREFIX) && !kept::is_kept(&name) && name != CommitLog::CURRENT {
+        let is_planned = name.starts_with(PLAN_PREFIX) || name.starts_with(IDS_PREFIX);
+        if !is_planned && !kept::is_kept(&name) && name != CommitLog::CURRENT {
             folder.remove(&name)?;
         }
     }
     Ok(())
+}
+
+/// Removes all plans and their scratch files.
+pub(crate) fn remove_plans(folder: &dyn Folder) -> Result<()> {
+    let names = folder.list()?;
+    let mut plans = names.iter().filter(|name| name.starts_with(PLAN_PREFIX));
+    plans.try_for_each(|name| folder.remove(name))
 }
 
 /// Removes all plans and their scratch files but `name` and its copy.

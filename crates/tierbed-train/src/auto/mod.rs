@@ -2,11 +2,13 @@
 
 pub(crate) mod engine;
 mod follow;
+mod ids;
 mod kept;
 pub(crate) mod look;
 pub(crate) mod moving;
 pub(crate) mod noting;
 mod on_device;
+mod open_tables;
 pub(crate) mod options;
 pub(crate) mod part_bags;
 mod pieces;
@@ -18,6 +20,7 @@ mod tables;
 mod train;
 mod unplanned;
 mod windowed;
+mod with_ids;
 
 pub use engine::AutoEngine;
 pub use follow::{Answer, PlanRequest};

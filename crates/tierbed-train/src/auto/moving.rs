@@ -20,6 +20,7 @@ use tierbed_store::CommitLog;
 
 use crate::auto::engine::{windowed, AutoEngine, State};
 use crate::auto::follow::PLAN_PREFIX;
+use crate::auto::ids::IDS_PREFIX;
 use crate::auto::options::OrderConfig;
 use crate::auto::planned::Planned;
 use crate::auto::tables::Tables;
@@ -77,6 +78,7 @@ pub(crate) fn open_moved(
         name.as_str() == "CURRENT"
             || name.starts_with("commit-")
             || name.starts_with(PLAN_PREFIX)
+            || name.starts_with(IDS_PREFIX)
             || name.ends_with(".rows")
     };
     for name in folder.list()?.iter().filter(is_left_over) {
@@ -100,6 +102,8 @@ impl AutoEngine {
         // From here on there is no way back but the last checkpoint.
         self.state = State::Lost(why.to_owned());
         let moved = self.open_inside(&folder, &tables, sorted);
+        // Its files stay until the rows are in force without a plan.
+        self.ids = None;
         match moved {
             Ok(mut windowed) => {
                 // Rows came as they were: none of them changed by the move.
@@ -119,7 +123,7 @@ impl AutoEngine {
     }
 
     fn open_inside(
-        &self,
+        &mut self,
         folder: &Arc<dyn Folder>,
         tables: &Tables,
         sorted: SortedRecords,
@@ -135,11 +139,11 @@ impl AutoEngine {
         }
         let backend = self.config.on_mismatch().backend().unwrap_or(Backend::File);
         let mut engine = WindowEngine::open(Some(&inside), &self.config.engine(backend))?;
-        for (expected, table, hyper) in tables.iter() {
-            let id = engine.add_table(table.clone())?;
-            assert_eq!(id, expected, "rows would move to another table");
+        for (expected, table, hyper) in tables.iter().filter(|(_, table, _)| !table.is_own()) {
+            let id = self.add_again(&mut engine, expected, table)?;
             engine.take_over_run(id, hyper)?;
         }
+        self.ids.as_mut().map_or(Ok(()), |ids| ids.copy_to(&mut engine))?;
         write_sorted(&mut engine, &tables.schema, sorted)?;
         let past = past.manifest().is_some().then_some(past);
         Ok(Windowed { engine, is_untouched: false, past })
@@ -150,7 +154,9 @@ impl AutoEngine {
 fn sort_all(planned: &mut Planned, folder: &Arc<dyn Folder>) -> Result<(SortedRecords, u64)> {
     planned.unplanned.clear();
     let Planned { engine, aside, .. } = planned;
-    let record_bytes = engine.schema().tables().iter().map(|table| table.record_bytes()).max();
+    // Pages of an index are not along the plan.
+    let tables = engine.schema().tables().iter().filter(|table| !table.is_own());
+    let record_bytes = tables.map(|table| table.record_bytes()).max();
     let options = SorterOptions {
         key_bytes: KEY_BYTES,
         payload_bytes: record_bytes.ok_or_else(|| Error::invalid("the store has no table"))?,

@@ -95,6 +95,10 @@ pub struct OrderConfig {
     /// Memory of a device that windows of the forward order may be trained in; with one shard.
     #[serde(skip)]
     pub device: Option<Arc<dyn DeviceWindows>>,
+    /// In forward order, memory is kept aside for the index of ids, too. The engine sets it when
+    /// a table of open vocabulary comes.
+    #[serde(skip)]
+    pub has_open_tables: bool,
 }
 
 fn auto() -> String {
@@ -106,6 +110,11 @@ const ASIDE_SHARE: u64 = 12;
 /// Least memory kept aside: what publishing needs.
 pub(crate) const ASIDE_MIN_BYTES: u64 = 512 << 10;
 const ASIDE_MAX_BYTES: u64 = 256 << 20;
+/// Share of the memory for cached pages of the index of ids in forward order, and again for the
+/// rest of it.
+const IDS_SHARE: u64 = 16;
+/// Least memory of that index.
+const IDS_MIN_BYTES: u64 = 1 << 20;
 
 fn aside_bytes_of(budget_bytes: u64) -> u64 {
     (budget_bytes / ASIDE_SHARE).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES)
@@ -130,6 +139,7 @@ impl OrderConfig {
             read_only: false,
             kept: None,
             device: None,
+            has_open_tables: false,
         }
     }
 
@@ -146,18 +156,37 @@ impl OrderConfig {
         aside_bytes_of(self.dram_budget_bytes)
     }
 
-    /// Returns the memory of the forward engine: all that is not kept aside.
-    pub(crate) fn forward_bytes(&self) -> u64 {
-        self.dram_budget_bytes.saturating_sub(self.aside_bytes())
+    /// Returns the memory kept for the index of ids in forward order.
+    pub(crate) fn ids_bytes(&self) -> u64 {
+        self.ids_bytes_of(self.dram_budget_bytes)
     }
 
-    /// Returns the least budget that leaves `own_bytes` to the forward engine.
+    fn ids_bytes_of(&self, budget_bytes: u64) -> u64 {
+        if !self.has_open_tables {
+            return 0;
+        }
+        let share_bytes = budget_bytes / IDS_SHARE;
+        (self.vocabulary_bytes.unwrap_or(share_bytes) + share_bytes).max(IDS_MIN_BYTES)
+    }
+
+    /// Returns the memory of the forward engine: all that is not kept aside.
+    pub(crate) fn forward_bytes(&self) -> u64 {
+        self.left_bytes_of(self.dram_budget_bytes)
+    }
+
+    // What a budget leaves to the forward engine.
+    fn left_bytes_of(&self, budget_bytes: u64) -> u64 {
+        let kept_bytes = aside_bytes_of(budget_bytes) + self.ids_bytes_of(budget_bytes);
+        budget_bytes.saturating_sub(kept_bytes)
+    }
+
+    /// Returns the least budget that leaves `own_bytes` to the forward engine, or a few bytes more.
     pub(crate) fn least_bytes(&self, own_bytes: u64) -> u64 {
-        let with_share = own_bytes * ASIDE_SHARE / (ASIDE_SHARE - 1) + ASIDE_SHARE;
-        let aside_bytes = (with_share - own_bytes).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES);
-        let least_bytes = own_bytes + aside_bytes;
-        let left_bytes = least_bytes - aside_bytes_of(least_bytes);
-        assert!(left_bytes >= own_bytes, "{least_bytes} bytes leave {left_bytes} of {own_bytes}");
+        let mut least_bytes = own_bytes;
+        // What is kept aside is less than a half of any budget: each round at least halves the gap.
+        while self.left_bytes_of(least_bytes) < own_bytes {
+            least_bytes += own_bytes - self.left_bytes_of(least_bytes);
+        }
         least_bytes
     }
 

@@ -114,6 +114,11 @@ impl Planned {
         Ok(Self { engine, source, is_durable: true, is_checked: true, plan_damage: None, ..self })
     }
 
+    /// Returns the accounts of its memory.
+    pub(crate) fn budgets(&self) -> [&Budget; 2] {
+        [self.engine.budget(), &self.aside]
+    }
+
     pub(crate) fn dims(&self) -> Vec<usize> {
         self.engine.schema().tables().iter().map(|table| table.dim as usize).collect()
     }
@@ -331,7 +336,7 @@ impl TrainEngine for Planned {
         self.unplanned.clear();
         let schema = self.engine.schema().clone();
         let memory = self.aside.clone();
-        let publication = Publication { schema, folder, memory, layout, base: None };
+        let publication = Publication { schema, folder, memory, layout, base: None, own: &[] };
         let scan = &mut |sink: &mut AnySink<'_>| self.engine.scan_all(sink);
         let report = publish_unsorted(publication, attachments, progress, scan)?;
         self.note_published(&report.identity)?;
@@ -368,7 +373,7 @@ impl TrainEngine for Planned {
             "store": stats,
             "buffer": {},
             "changes": self.engine.changes.stats(),
-            "budget": budget_json(&[self.engine.budget().report(), self.aside.report()]),
+            "budget": budget_json(&self.budgets().map(Budget::report)),
         }))
     }
 }

@@ -19,7 +19,7 @@ use crate::auto::noting::NotingEngine;
 use crate::planned::AnySink;
 use crate::sort_keys::SortKeys;
 use crate::unsorted::{publish_unsorted, Publication};
-use crate::window::changes::DeltaCount;
+use crate::window::changes::{DeltaCount, Since};
 use crate::window::changes_file::Rows;
 use crate::window::comparer::{ComparedTable, Comparer, StoredRow};
 use crate::window::publish::PublishProgress;
@@ -32,22 +32,98 @@ pub(crate) struct DeltaTarget<'a> {
     pub(crate) memory: Budget,
 }
 
+/// Rows to publish from, and which of them changed.
+pub(crate) trait ChangedRows {
+    /// Returns the tables of a snapshot.
+    ///
+    /// # Errors
+    /// `Corruption` when one is missing.
+    fn rows_schema(&self) -> Result<Schema>;
+
+    /// Returns what a snapshot has attached besides the caller's.
+    ///
+    /// # Errors
+    /// The store's.
+    fn own_attachments(&mut self) -> Result<Vec<(String, Vec<u8>)>>;
+
+    /// As [`NotingEngine::noted_since`].
+    ///
+    /// # Errors
+    /// The same.
+    fn changed_since(&mut self, identities: &[String]) -> Result<Since<Rows>>;
+
+    /// As [`NotingEngine::scan_noted`].
+    ///
+    /// # Errors
+    /// The same.
+    fn scan_changed(&mut self, rows: &Rows, sink: &mut AnySink<'_>) -> Result<()>;
+
+    /// As [`TrainEngine::scan_all`](crate::engine::TrainEngine::scan_all).
+    ///
+    /// # Errors
+    /// The same.
+    fn scan_rows(&mut self, sink: &mut AnySink<'_>) -> Result<()>;
+
+    /// As [`NotingEngine::note_published`].
+    ///
+    /// # Errors
+    /// The same.
+    fn note(&mut self, identity: &str) -> Result<()>;
+
+    /// As [`NotingEngine::count_delta`].
+    ///
+    /// # Errors
+    /// The same.
+    fn count(&mut self, delta: DeltaCount) -> Result<()>;
+}
+
+impl<E: NotingEngine> ChangedRows for E {
+    fn rows_schema(&self) -> Result<Schema> {
+        Ok(self.schema().clone())
+    }
+
+    fn own_attachments(&mut self) -> Result<Vec<(String, Vec<u8>)>> {
+        Ok(Vec::new())
+    }
+
+    fn changed_since(&mut self, identities: &[String]) -> Result<Since<Rows>> {
+        self.noted_since(identities)
+    }
+
+    fn scan_changed(&mut self, rows: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
+        self.scan_noted(rows, sink)
+    }
+
+    fn scan_rows(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
+        self.scan_all(sink)
+    }
+
+    fn note(&mut self, identity: &str) -> Result<()> {
+        self.note_published(identity)
+    }
+
+    fn count(&mut self, delta: DeltaCount) -> Result<()> {
+        self.count_delta(delta)
+    }
+}
+
 /// Publishes what changed since `base`.
 ///
 /// # Errors
 /// `Invalid` when `base` is of other tables or a delta itself, or changes since are to be known
 /// and are not; otherwise those of publishing and of the engine.
 pub(crate) fn publish_changes(
-    engine: &mut dyn NotingEngine,
+    engine: &mut dyn ChangedRows,
     target: DeltaTarget<'_>,
     base: DeltaBase,
     attachments: &[Attachment<'_>],
     progress: &mut PublishProgress<'_>,
 ) -> Result<Report> {
     let DeltaTarget { path, memory } = target;
-    let schema = engine.schema().clone();
+    let own = engine.own_attachments()?;
+    let schema = engine.rows_schema()?;
     let base = OpenBase::open(base, &schema)?;
-    let found = base.find(|identities| engine.noted_since(identities))?;
+    let found = base.find(|identities| engine.changed_since(identities))?;
     let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(path)?);
     let publication = Publication {
         schema: schema.clone(),
@@ -55,6 +131,7 @@ pub(crate) fn publish_changes(
         memory: memory.clone(),
         layout: base.layout(),
         base: Some(&base.chain),
+        own: &own,
     };
     let (report, count) = if let Some(noted) = &found.noted {
         let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
@@ -67,21 +144,21 @@ pub(crate) fn publish_changes(
         let mut comparer = base.open_rows(base_bytes)?;
         let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
             let mut sorted = RowSorter::new(&schema, &folder, &memory)?;
-            engine.scan_all(&mut |table, row, record| sorted.push(table, row, record))?;
+            engine.scan_rows(&mut |table, row, record| sorted.push(table, row, record))?;
             compare(&mut comparer, &schema, sorted.finish()?, sink)
         })?;
         (report, DeltaCount::compared(found.reason, comparer.pages_read()))
     };
-    engine.count_delta(count)?;
-    engine.note_published(&report.identity)?;
+    engine.count(count)?;
+    engine.note(&report.identity)?;
     Ok(report)
 }
 
 // Hands the noted rows to `sink`, those that the engine leaves out with their initial values.
-fn visit_noted(engine: &mut dyn NotingEngine, noted: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
-    let schema = engine.schema().clone();
+fn visit_noted(engine: &mut dyn ChangedRows, noted: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
+    let schema = engine.rows_schema()?;
     let mut visited = Rows::new();
-    engine.scan_noted(noted, &mut |table, row, record| {
+    engine.scan_changed(noted, &mut |table, row, record| {
         visited.entry(table.0).or_default().insert(row.0);
         sink(table, row, record)
     })?;

@@ -4,6 +4,7 @@ use tierbed_core::{Result, Schema, TableId, TableSchema};
 use tierbed_kernels::Hyper;
 
 use crate::hypers::Hypers;
+use crate::planned::{grown, EpochPlan};
 
 /// Tables, and what training knows of each besides its rows.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +22,14 @@ impl Tables {
         let id = self.schema.add(table)?;
         self.hypers.grow(self.schema.tables().len());
         Ok(id)
+    }
+
+    /// Returns the tables with as many rows as `plan` is for.
+    ///
+    /// # Errors
+    /// `Invalid` when the plan is for other or smaller tables.
+    pub(crate) fn grown(&self, plan: &EpochPlan) -> Result<Self> {
+        Ok(Self { schema: grown(&self.schema, plan)?, hypers: self.hypers.clone() })
     }
 
     /// Returns the hyperparameters of `table`.

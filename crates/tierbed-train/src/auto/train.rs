@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
-use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
+use tierbed_core::{Bags, Budget, Result, Schema, TableId, TableSchema};
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PageLayout, Report};
 use tierbed_store::kept::{kept_names, verify_checkpoint};
@@ -15,6 +15,7 @@ use crate::auto::noting::NotingEngine;
 use crate::auto::options::OnMismatch;
 use crate::auto::stats::budget_json;
 use crate::auto::windowed::callers_names;
+use crate::auto::with_ids::WithIds;
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::folders::check_folder;
@@ -22,7 +23,7 @@ use crate::planned::AnySink;
 use crate::window::changes::{DeltaCount, Since};
 use crate::window::changes_file::Rows;
 use crate::window::publish::PublishProgress;
-use crate::window::vocabularies::VocabularyStats;
+use crate::window::vocabularies::{name_of_open_table, VocabularyStats};
 use crate::window::DeltaBase;
 
 impl TrainEngine for AutoEngine {
@@ -37,6 +38,10 @@ impl TrainEngine for AutoEngine {
     }
 
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        let known = self.schema().id_of(&table.name);
+        if table.is_own() || known.is_some_and(|id| self.open.contains_key(&id)) {
+            return Err(name_of_open_table(&table.name));
+        }
         match &mut self.state {
             State::Undecided(tables) => tables.add(table),
             State::Planless(planless) => planless.find_table(&table),
@@ -166,6 +171,9 @@ impl TrainEngine for AutoEngine {
 
     fn verify(&mut self) -> Result<u64> {
         let mut count = self.engine()?.verify()?;
+        if let Some(ids) = &mut self.ids {
+            count += ids.verify()?;
+        }
         let Some(folder) = self.folder.clone() else { return Ok(count) };
         if matches!(self.state, State::Windowed(_)) && !moving::has_moved(&*folder)? {
             // What this folder keeps was verified by the engine in it.
@@ -184,6 +192,9 @@ impl TrainEngine for AutoEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        if let (State::Planned(planned), Some(ids)) = (&mut self.state, &mut self.ids) {
+            return WithIds { planned, ids }.publish(path, layout, attachments, progress);
+        }
         self.engine()?.publish_placed(path, layout, attachments, progress)
     }
 
@@ -194,6 +205,9 @@ impl TrainEngine for AutoEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        if let (State::Planned(planned), Some(ids)) = (&mut self.state, &mut self.ids) {
+            return WithIds { planned, ids }.publish_delta(path, base, attachments, progress);
+        }
         self.engine()?.publish_delta(path, base, attachments, progress)
     }
 
@@ -211,6 +225,17 @@ impl TrainEngine for AutoEngine {
             }
             _ => self.engine()?.stats()?,
         };
+        if let (State::Planned(planned), Some(ids), Some(stats)) =
+            (&self.state, &self.ids, stats.as_object_mut())
+        {
+            let reports = planned.budgets().map(Budget::report);
+            let reports = [reports.as_slice(), &[ids.budget().report()]].concat();
+            let disk_bytes = json!(planned.engine.disk_bytes()? + ids.disk_bytes());
+            let ids = json!(ids.states());
+            let whole = [("budget", budget_json(&reports)), ("disk_bytes", disk_bytes)];
+            let all = whole.into_iter().chain([("vocabularies", ids)]);
+            stats.extend(all.map(|(name, value)| (name.to_owned(), value)));
+        }
         let order = stats.get_mut("order").and_then(Value::as_object_mut);
         if let (Some(order), Value::Object(notes)) = (order, notes) {
             order.extend(notes);
@@ -219,10 +244,7 @@ impl TrainEngine for AutoEngine {
     }
 
     fn vocabularies(&self) -> VocabularyStats {
-        match &self.state {
-            State::Windowed(windowed) => windowed.vocabularies(),
-            _ => VocabularyStats::default(),
-        }
+        self.open_vocabularies()
     }
 }
 

@@ -15,7 +15,7 @@ pub mod fuzz;
 pub mod plan;
 mod store;
 
-pub(crate) use engine::stored_plan;
+pub(crate) use engine::{grown, stored_plan};
 pub use engine::{AnySink, Piece, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND};
 pub use plan::{copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 pub use tierbed_kernels::Grads;

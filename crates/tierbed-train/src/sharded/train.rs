@@ -325,6 +325,7 @@ impl TrainEngine for ShardSet {
             memory: Budget::new(self.config.aside_bytes()),
             layout,
             base: None,
+            own: &[],
         };
         let scan = &mut |sink: &mut AnySink<'_>| self.scan_all(sink);
         let report = publish_unsorted(publication, attachments, progress, scan)?;

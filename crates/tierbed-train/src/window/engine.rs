@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tierbed_core::stats::StoreStats;
-use tierbed_core::{
-    Budget, Error, Poison, Result, RowStore, Schema, TableId, TableSchema, TrainStore,
-};
+use tierbed_core::{Budget, Poison, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Kernels};
 use tierbed_store::kept::finish_restore;
@@ -20,7 +18,7 @@ use crate::window::options::{Backend, Durability, WindowConfig};
 use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
 use crate::window::scratch::Scratch;
 use crate::window::tracked::TrackedStore;
-use crate::window::vocabularies::{Vocabularies, VocabularyStats};
+use crate::window::vocabularies::{name_of_open_table, Vocabularies, VocabularyStats};
 
 /// The engine over one store. Calls need `&mut`: one at a time, in a fixed order, so that equal
 /// calls give equal bits.
@@ -164,9 +162,7 @@ impl WindowEngine {
     pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.poison.check()?;
         if table.is_own() || self.vocabularies.find(&table.name).is_some() {
-            return Err(Error::invalid("name belongs to an open table or to its index")
-                .with("table", &table.name)
-                .with("remedy", "leave num_embeddings away, or choose another name"));
+            return Err(name_of_open_table(&table.name));
         }
         if self.schema.id_of(&table.name).is_some() {
             return self.store.add_table(table);

@@ -136,6 +136,7 @@ impl WindowEngine {
             memory,
             layout,
             base: base.as_ref().map(|base| &base.chain),
+            own: &[],
         };
         let sort_bytes_max = match training {
             Training::GoesOn => SORT_BYTES_MAX,

@@ -99,6 +99,13 @@ pub(super) struct WithIndex<'a> {
     pub(super) store: &'a mut dyn TrainStore,
 }
 
+/// Says that a dense table cannot have the name of an open table.
+pub(crate) fn name_of_open_table(name: &str) -> Error {
+    Error::invalid("name belongs to an open table or to its index")
+        .with("table", name)
+        .with("remedy", "leave num_embeddings away, or choose another name")
+}
+
 impl WindowEngine {
     /// Adds a table of open vocabulary, or finds it; `table.row_count` is ignored, the table
     /// grows with its ids. The policy given last counts.

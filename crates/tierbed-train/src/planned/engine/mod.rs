@@ -21,6 +21,7 @@ mod reservations;
 mod scan;
 mod scratch;
 pub(super) mod stored;
+mod translate;
 mod update;
 
 use std::path::Path;
@@ -52,6 +53,7 @@ use device::Device;
 pub use options::PlannedConfig;
 pub use pieces::Piece;
 pub(crate) use planned::stored_plan;
+pub(crate) use replan::grown;
 use reservations::{Purpose, Reservations};
 pub use scan::AnySink;
 use scratch::Scratch;
@@ -152,6 +154,8 @@ pub struct PlannedEngine {
     noted_window: Option<u64>,
     /// Some pieces of the batch are stepped, and others are not.
     is_in_pieces: bool,
+    /// The plan knows its batches by ids, not by rows.
+    has_open_tables: bool,
 }
 
 /// A folder that this process owns.
@@ -262,6 +266,7 @@ impl PlannedEngine {
             splitter: Splitter::new(Arc::clone(spans), sizes.staging_bytes()),
         });
         let hypers = stored.hypers(&schema);
+        let has_open_tables = schema.tables().iter().any(TableSchema::is_own);
         assert_eq!(hypers.len(), schema.tables().len(), "every table has its steps");
         let storage =
             (config.pipeline && !stored.is_moving()).then(StorageThread::start).transpose()?;
@@ -290,6 +295,7 @@ impl PlannedEngine {
             changes: Changes::default(),
             noted_window: None,
             is_in_pieces: false,
+            has_open_tables,
         })
     }
 
@@ -396,26 +402,40 @@ impl PlannedEngine {
         bags: &Bags<'_>,
         matrix_len: usize,
     ) -> Result<Batch> {
+        let batch = self.enter_batch(plan, bags, matrix_len)?;
+        self.counters.ids_checked += bags.indices.len() as u64;
+        let of_rows = self.rows_checksum(batch).map(|checksum| batch.known_by(checksum));
+        if of_rows.is_some_and(|batch| batch.is_of(bags.indices.len(), ids_checksum(bags))) {
+            return Ok(batch);
+        }
+        plan.check_ids(&self.schema, bags)?;
+        Err(self.not_planned(of_rows.unwrap_or(batch), bags))
+    }
+
+    // Makes the window of the next batch the current one.
+    fn enter_batch(
+        &mut self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        matrix_len: usize,
+    ) -> Result<Batch> {
         self.check_shape(plan, bags, matrix_len)?;
         self.check_has_batches()?;
         self.enter_window()?;
         let batch = self.pipeline.current.plan.batch(self.batch_in_window);
-        let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
-        let found = ids_checksum(bags);
-        self.counters.ids_checked += bags.indices.len() as u64;
-        if batch.index_count as usize != bags.indices.len() || batch.checksum != found {
-            plan.check_ids(&self.schema, bags)?;
-            let position = self.position();
-            return Err(Error::invalid("batch is not the planned one")
-                .with("epoch", position.epoch)
-                .with("batch", position.batch)
-                .with("planned_indices", batch.index_count)
-                .with("indices", bags.indices.len())
-                .with("planned_checksum", format_args!("{:08x}", batch.checksum))
-                .with("checksum", format_args!("{found:08x}"))
-                .with("remedy", "feed the batches in the plan's order, or make a new plan"));
-        }
-        Ok(batch)
+        batch.ok_or_else(|| Error::corruption("plan window holds no batch"))
+    }
+
+    fn not_planned(&self, batch: Batch, bags: &Bags<'_>) -> Error {
+        let position = self.position();
+        Error::invalid("batch is not the planned one")
+            .with("epoch", position.epoch)
+            .with("batch", position.batch)
+            .with("planned_indices", batch.index_count)
+            .with("indices", bags.indices.len())
+            .with("planned_checksum", format_args!("{:08x}", batch.checksum))
+            .with("checksum", format_args!("{:08x}", ids_checksum(bags)))
+            .with("remedy", "feed the batches in the plan's order, or make a new plan")
     }
 
     fn check_shape(

@@ -14,6 +14,14 @@ pub(crate) struct Unpacked {
     pub(crate) token: BatchToken,
 }
 
+/// A batch whose ids were replaced by their rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Translated {
+    pub(crate) position: Position,
+    /// Of its rows.
+    pub(crate) checksum: u32,
+}
+
 /// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
@@ -21,6 +29,11 @@ pub(crate) struct Scratch {
     pub(crate) entries: Vec<u32>,
     /// The batch whose entries they are.
     pub(crate) unpacked: Option<Unpacked>,
+    /// Rows of the window that ids were translated in, and which window of those begun it is.
+    pub(crate) rows: Vec<u64>,
+    pub(crate) rows_window: Option<u64>,
+    /// The batch translated last.
+    pub(crate) translated: Option<Translated>,
     /// Where the indices of each of its features begin, and where the last ones end.
     pub(crate) bounds: Vec<i64>,
     /// Where the row of each index begins.

@@ -5,10 +5,11 @@
     reason = "batches are checked, and features read tables of the plan"
 )]
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Bags, Error, Result};
+use tierbed_core::{Bags, Error, Result, TableId};
 use tierbed_io::{Appender, Folder};
 
 use super::columns::mapping_width;
@@ -38,6 +39,8 @@ pub struct PlanBuilder {
     pub(super) options: PlanOptions,
     pub(super) header: Header,
     tables: Vec<Seen>,
+    /// What growing tables may take of the memory for bits.
+    bits_left_bytes: u64,
     batches: Vec<BatchNote>,
     /// The window's indices, batch after batch.
     ids: Vec<i64>,
@@ -96,6 +99,7 @@ impl PlanBuilder {
             folder,
             name: name.to_owned(),
             tables: Seen::of_tables(&shape.row_counts, options.memory_bytes / 2),
+            bits_left_bytes: Seen::left_bytes(&shape.row_counts, options.memory_bytes / 2),
             shape,
             options,
             header,
@@ -116,18 +120,49 @@ impl PlanBuilder {
     /// `Invalid` for ids or shapes out of range (the plan is then as it was), otherwise those of
     /// the scratch files.
     pub fn push(&mut self, bags: &Bags<'_>) -> Result<()> {
+        self.push_known_by(bags, ids_checksum(bags))
+    }
+
+    /// Adds the next batch, `bags` of rows, which training will know by its ids: those of `ids`.
+    /// Tables that `is_open` names grow with their rows.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_translated(
+        &mut self,
+        bags: &Bags<'_>,
+        ids: &Bags<'_>,
+        is_open: &dyn Fn(TableId) -> bool,
+    ) -> Result<()> {
+        self.grow(bags, is_open)?;
+        self.push_known_by(bags, ids_checksum(ids))
+    }
+
+    // Makes tables as long as the rows of `bags` want them.
+    fn grow(&mut self, bags: &Bags<'_>, is_open: &dyn Fn(TableId) -> bool) -> Result<()> {
+        self.check_shape(bags)?;
+        for (feature, &table) in self.shape.feature_tables.iter().enumerate() {
+            let largest = bags.indices[range_of(bags, feature)].iter().max().copied();
+            let Some(largest) = largest.and_then(|row| u64::try_from(row).ok()) else { continue };
+            let rows = &mut self.shape.row_counts[table.0 as usize];
+            if largest >= *rows && is_open(table) {
+                *rows = largest + 1;
+                self.tables[table.0 as usize].grow(*rows, &mut self.bits_left_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn push_known_by(&mut self, bags: &Bags<'_>, checksum: u32) -> Result<()> {
         self.check(bags)?;
-        let batch_size = bags.batch_size();
-        let bounds = |feature: usize| bags.offsets[feature * batch_size];
         for (feature, table) in self.shape.feature_tables.iter().enumerate() {
-            let range = bounds(feature) as usize..bounds(feature + 1) as usize;
-            let ids = &bags.indices[range];
+            let ids = &bags.indices[range_of(bags, feature)];
             self.tables[table.0 as usize].note(ids);
             self.runs.push(ids.len() as u32);
             self.ids.extend_from_slice(ids);
         }
         let index_count = bags.indices.len() as u32;
-        self.batches.push(BatchNote { index_count, checksum: ids_checksum(bags) });
+        self.batches.push(BatchNote { index_count, checksum });
         self.header.batch_count += 1;
         self.header.index_count += u64::from(index_count);
         self.header.batch_indices_max = self.header.batch_indices_max.max(index_count);
@@ -137,7 +172,7 @@ impl PlanBuilder {
         Ok(())
     }
 
-    fn check(&self, bags: &Bags<'_>) -> Result<()> {
+    fn check_shape(&self, bags: &Bags<'_>) -> Result<()> {
         if bags.feature_count != self.shape.feature_tables.len() {
             return Err(Error::invalid("batch has another number of features than the plan")
                 .with("features", bags.feature_count)
@@ -146,11 +181,14 @@ impl PlanBuilder {
         if u32::try_from(bags.indices.len()).is_err() {
             return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
         }
+        Ok(())
+    }
+
+    fn check(&self, bags: &Bags<'_>) -> Result<()> {
+        self.check_shape(bags)?;
         for (feature, table) in self.shape.feature_tables.iter().enumerate() {
             let rows = self.shape.row_counts[table.0 as usize];
-            let offsets = bags.feature_offsets(feature);
-            let range = offsets[0] as usize..offsets[offsets.len() - 1] as usize;
-            let ids = &bags.indices[range];
+            let ids = &bags.indices[range_of(bags, feature)];
             // A negative id is a large one.
             let largest = ids.iter().fold(0, |largest, &id| largest.max(id as u64));
             if largest >= rows && !ids.is_empty() {
@@ -250,4 +288,10 @@ impl PlanBuilder {
         self.ids = Vec::new();
         self.write()
     }
+}
+
+// Where the indices of a feature are.
+fn range_of(bags: &Bags<'_>, feature: usize) -> Range<usize> {
+    let offsets = bags.feature_offsets(feature);
+    offsets[0] as usize..offsets[offsets.len() - 1] as usize
 }

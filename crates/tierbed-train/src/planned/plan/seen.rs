@@ -46,6 +46,15 @@ impl Bits {
         }
     }
 
+    fn grow(&mut self, row_count: u64) {
+        let word_count = row_count.div_ceil(WORD_ROWS) as usize;
+        if word_count > self.words.len() {
+            self.words.resize(word_count, 0);
+            self.ranks.resize(word_count, 0);
+            self.filled.resize(word_count.div_ceil(64), 0);
+        }
+    }
+
     #[inline]
     fn note(&mut self, row: u64) -> usize {
         let at = (row / WORD_ROWS) as usize;
@@ -105,6 +114,19 @@ impl Seen {
         12 * words + 8 * words.div_ceil(64)
     }
 
+    /// Returns what [`of_tables`](Self::of_tables) leaves of `memory_bytes`.
+    pub(crate) fn left_bytes(row_counts: &[u64], memory_bytes: u64) -> u64 {
+        let mut bytes: Vec<u64> = row_counts.iter().map(|&rows| Self::bits_bytes(rows)).collect();
+        bytes.sort_unstable();
+        bytes
+            .into_iter()
+            .fold((memory_bytes, true), |(left, fits), bytes| match fits {
+                true if bytes <= left => (left - bytes, true),
+                _ => (left, false),
+            })
+            .0
+    }
+
     /// Makes one per table: bits for the smallest tables as far as `memory_bytes` reach.
     pub(crate) fn of_tables(row_counts: &[u64], memory_bytes: u64) -> Vec<Self> {
         let mut by_size: Vec<(u64, usize)> = row_counts.iter().copied().zip(0..).collect();
@@ -124,6 +146,23 @@ impl Seen {
         };
         let tables = row_counts.iter().zip(has_bits).map(rows);
         tables.map(|rows| Self { rows, count: 0 }).collect()
+    }
+
+    /// Makes the table as long as `row_count` rows. Bits give way to a map where they do not fit
+    /// `left_bytes`, of which they take what they need.
+    pub(crate) fn grow(&mut self, row_count: u64, left_bytes: &mut u64) {
+        let Rows::Bits(bits) = &mut self.rows else { return };
+        let have_bytes = Self::bits_bytes(WORD_ROWS * bits.words.len() as u64);
+        let more_bytes = Self::bits_bytes(row_count).saturating_sub(have_bytes);
+        if more_bytes <= *left_bytes {
+            *left_bytes -= more_bytes;
+            bits.grow(row_count);
+            return;
+        }
+        *left_bytes += have_bytes;
+        let mut rows = Vec::with_capacity(self.count);
+        bits.number(&mut rows);
+        self.rows = Rows::Map(rows.into_iter().zip(0..).collect());
     }
 
     /// Notes the rows `ids`, which are inside the table.
@@ -195,12 +234,20 @@ mod tests {
                 1..5,
             ),
         ) {
-            for memory in [0, u64::MAX] {
-                let mut seen = Seen::of_tables(&[rows], memory).remove(0);
+            // Those that grow in the middle of a window are bits, or become a map there.
+            for (memory, begins_with, mut left_bytes) in
+                [(0, rows, 0), (u64::MAX, rows, 0), (u64::MAX, 1, u64::MAX), (u64::MAX, 1, 0)]
+            {
+                let mut seen = Seen::of_tables(&[begins_with], memory).remove(0);
                 for window in &windows {
                     let ids: Vec<i64> =
                         window.iter().map(|&id| (u64::from(id) % rows) as i64).collect();
-                    seen.note(&ids);
+                    let (before, behind) = ids.split_at(ids.len() / 2);
+                    let longest = before.iter().max().map_or(begins_with, |&id| id as u64 + 1);
+                    seen.grow(longest, &mut left_bytes);
+                    seen.note(before);
+                    seen.grow(rows, &mut left_bytes);
+                    seen.note(behind);
                     let model: BTreeSet<u64> = ids.iter().map(|&id| id as u64).collect();
                     prop_assert_eq!(seen.count(), model.len());
                     let mut numbered = Vec::new();

@@ -35,6 +35,18 @@ pub(crate) struct Batch {
     mapping_bit: usize,
 }
 
+impl Batch {
+    /// Returns the same batch with another checksum.
+    pub(crate) fn known_by(self, checksum: u32) -> Self {
+        Self { checksum, ..self }
+    }
+
+    /// Tells whether so many indices with that checksum are this batch.
+    pub(crate) fn is_of(&self, index_count: usize, checksum: u32) -> bool {
+        self.index_count as usize == index_count && self.checksum == checksum
+    }
+}
+
 /// One window of a plan, in memory as on disk.
 #[derive(Debug)]
 pub(crate) struct PlanWindow {
@@ -205,11 +217,20 @@ impl PlanWindow {
     /// `Corruption` when they end too early.
     pub(crate) fn unpack_rows(&mut self) -> Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
+        let unpacked = self.unpack_rows_into(&mut rows);
+        self.rows = rows;
+        unpacked
+    }
+
+    /// Writes the row ids of all entries to `rows`.
+    ///
+    /// # Errors
+    /// As [`unpack_rows`](Self::unpack_rows).
+    pub(crate) fn unpack_rows_into(&self, rows: &mut Vec<u64>) -> Result<()> {
         rows.clear();
         rows.reserve_exact(self.entry_count());
         self.tables.iter().for_each(|table| rows.extend(self.rows(table)));
-        self.rows = rows;
-        match self.rows.len() == self.entry_count() {
+        match rows.len() == self.entry_count() {
             true => Ok(()),
             false => Err(damaged("window ends too early")),
         }

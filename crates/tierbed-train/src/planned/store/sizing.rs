@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result, Schema};
+use tierbed_core::{Error, Result, Schema, TableSchema};
 use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
@@ -126,15 +126,17 @@ impl Sizes {
         let flush_bytes = flush_bytes(&classes, limit_bytes);
         let bucket_bytes = all_rows_bytes(&classes) / plan.window_count().max(1) as u64;
         let used_bytes = used_bytes(&classes, plan.row_count_max());
+        let has_ids = schema.tables().iter().any(TableSchema::is_own);
         let mut sizes = Self {
             classes,
             homes,
             buf_bytes: 0,
             queue_depth: 0,
             // Blocks of three windows, and the row ids of one for scans.
+            // With ids to translate, those of the window that is trained, too.
             window_bytes: plan.directory_bytes()
                 + 3 * plan.block_bytes_max() as u64
-                + 8 * entries_max as u64,
+                + 8 * entries_max as u64 * if has_ids { 2 } else { 1 },
             arenas_bytes: 2 * WindowRows::memory_bytes(words_max, entries_max)
                 + RowMover::memory_bytes(entries_max),
             entries_max,

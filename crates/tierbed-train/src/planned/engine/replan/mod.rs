@@ -50,8 +50,11 @@ pub(super) fn answer_bytes(row_count: u64, wanted_bytes: u64) -> u64 {
     Cut::new(row_count, wanted_bytes).memory_bytes
 }
 
-// The tables of `schema` with as many rows as `plan` was made for.
-fn grown(schema: &Schema, plan: &EpochPlan) -> Result<Arc<Schema>> {
+/// Returns the tables of `schema` with as many rows as `plan` was made for.
+///
+/// # Errors
+/// `Invalid` when the plan was made for other or smaller tables.
+pub(crate) fn grown(schema: &Schema, plan: &EpochPlan) -> Result<Schema> {
     let mut tables = schema.tables().to_vec();
     let (row_counts, records) = (&plan.shape().row_counts, &plan.shape().record_bytes);
     let has_shrunk = |(table, &rows): (&TableSchema, &u64)| rows < table.row_count;
@@ -67,7 +70,7 @@ fn grown(schema: &Schema, plan: &EpochPlan) -> Result<Arc<Schema>> {
     for (table, &rows) in tables.iter_mut().zip(row_counts) {
         table.row_count = rows;
     }
-    Schema::new(tables).map(Arc::new)
+    Schema::new(tables)
 }
 
 // A row that a checkpoint brings twice, or that no table has, is damage, not a wrong call: a dump
@@ -114,7 +117,7 @@ impl PlannedEngine {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> Result<Self> {
-        let grown = grown(&self.schema, &plan)?;
+        let grown = Arc::new(grown(&self.schema, &plan)?);
         self.checkpoint(name, attachments)?;
         let old = self.pipeline.plan.clone();
         let changes = std::mem::take(&mut self.changes);
