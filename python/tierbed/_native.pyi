@@ -336,9 +336,13 @@ class NativeStore:
         """Starts making the plan of ``source`` in the store's folder."""
 
     def push_planned(
-        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack
+        self,
+        plan: FeaturePlan,
+        indices: SupportsDLPack,
+        offsets: SupportsDLPack,
+        is_stepped: bool = True,
     ) -> None:
-        """Adds the next batch to the plan."""
+        """Adds the next batch to the plan; one that is not stepped gives no rows to new ids."""
 
     def finish_plan(self) -> None:
         """Finishes the plan; it is durable then."""

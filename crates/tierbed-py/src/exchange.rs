@@ -552,7 +552,7 @@ impl NativeExchange {
     fn push_planned(&self, store: &Bound<'_, NativeStore>) -> PyResult<()> {
         store.get().with(store.py(), |engine| {
             let push = |engine: &mut AutoEngine, _: &FeatureLayout, bags: &Bags<'_>| {
-                engine.push_planned(bags)
+                engine.push_planned(bags, true)
             };
             self.rank.with_planned(engine.single()?, push)
         })

@@ -637,17 +637,19 @@ impl NativeStore {
         self.with(plan.py(), |engine| engine.writable()?.start_plan(features, &request))
     }
 
+    #[pyo3(signature = (plan, indices, offsets, is_stepped=true))]
     fn push_planned(
         &self,
         plan: &Bound<'_, FeaturePlan>,
         indices: &Bound<'_, PyAny>,
         offsets: &Bound<'_, PyAny>,
+        is_stepped: bool,
     ) -> PyResult<()> {
         let py = plan.py();
         let batch = BatchTensors::import(indices, offsets, None)?;
         let bags = batch.bags(plan.get().plan.features().len());
         let bags = bags.map_err(|error| to_python(py, &error))?;
-        self.with(py, |engine| engine.writable()?.push_planned(&bags))
+        self.with(py, |engine| engine.writable()?.push_planned(&bags, is_stepped))
     }
 
     fn finish_plan(&self, py: Python<'_>) -> PyResult<()> {

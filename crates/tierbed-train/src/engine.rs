@@ -245,11 +245,12 @@ pub trait PlanFollower: TrainEngine {
     /// otherwise the folder's.
     fn start_plan(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<()>;
 
-    /// Adds the next batch to the plan.
+    /// Adds the next batch to the plan. One that is looked up and not stepped gives no rows to
+    /// ids of open tables.
     ///
     /// # Errors
     /// `Invalid` for ids or shapes out of range, otherwise those of the scratch files.
-    fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()>;
+    fn push_planned(&mut self, bags: &Bags<'_>, is_stepped: bool) -> Result<()>;
 
     /// Finishes the plan; it is durable then.
     ///

@@ -105,7 +105,7 @@ fn train_along_a_plan(folder: &Path) {
     engine.start_plan(&features, &request).unwrap();
     for step in 0..BATCHES {
         let (indices, offsets) = batch(step);
-        engine.push_planned(&Bags::new(&indices, &offsets, None, 1).unwrap()).unwrap();
+        engine.push_planned(&Bags::new(&indices, &offsets, None, 1).unwrap(), true).unwrap();
     }
     engine.finish_plan().unwrap();
     assert!(matches!(engine.follow(&features, &request).unwrap(), Answer::Following { .. }));

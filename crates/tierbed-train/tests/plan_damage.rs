@@ -226,7 +226,7 @@ fn without_its_batches_a_damaged_plan_is_left_or_refused() {
     assert_eq!(engine.writable().unwrap().follow(&plan, &request).unwrap(), Answer::PlanNeeded);
     engine.writable().unwrap().start_plan(&plan, &request).unwrap();
     for step in 0..run.batches {
-        engine.writable().unwrap().push_planned(&liar.batch(step).bags()).unwrap();
+        engine.writable().unwrap().push_planned(&liar.batch(step).bags(), true).unwrap();
     }
     let error = engine.writable().unwrap().finish_plan().unwrap_err();
     assert!(error.to_string().contains("not those"), "{error}");

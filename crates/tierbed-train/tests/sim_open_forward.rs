@@ -64,10 +64,10 @@ impl Case {
         let case = Self { seed, oracle: Vec::new() };
         let config = OrderConfig { backend: Some(Backend::Memory), ..OrderConfig::new(256 << 20) };
         let mut engine = case.engine(None, &config).unwrap();
-        let mut oracle = vec![case.state(&mut engine, None).unwrap()];
+        let mut oracle = vec![case.state(&mut engine).unwrap()];
         for step in 0..case.steps() {
             case.train_step(&mut engine, step).unwrap();
-            oracle.push(case.state(&mut engine, None).unwrap());
+            oracle.push(case.state(&mut engine).unwrap());
         }
         Self { oracle, ..case }
     }
@@ -115,7 +115,7 @@ impl Case {
         if answer == Answer::PlanNeeded {
             engine.start_plan(&layout, &request)?;
             for step in day * DAY_STEPS..(day + 1) * DAY_STEPS {
-                engine.push_planned(&self.batch(step).bags())?;
+                engine.push_planned(&self.batch(step).bags(), true)?;
             }
             engine.finish_plan()?;
             answer = engine.follow(&layout, &request)?;
@@ -140,13 +140,10 @@ impl Case {
         engine.update(&layout, &bags, Grads { output: &grad, weights: None }, token)
     }
 
-    // What is there, of the rows below `row_count`: a plan gives rows ahead of the steps.
-    fn state(&self, engine: &mut AutoEngine, row_count: Option<u64>) -> Result<State> {
+    fn state(&self, engine: &mut AutoEngine) -> Result<State> {
         let mut state = State::default();
         engine.visit_ids(OPEN, &mut |id, row| {
-            if row_count.is_none_or(|count| row < count) {
-                state.ids.insert(id, row);
-            }
+            state.ids.insert(id, row);
             Ok(())
         })?;
         let open_count = 1 + state.ids.values().copied().max().unwrap_or(0);
@@ -207,9 +204,7 @@ impl SimJob for Case {
             // Nothing was committed: reading rows would decide the order.
             return Ok(following.engine.position().is_none());
         }
-        let expected = &self.oracle[position as usize];
-        let row_count = expected.open.len() as u64;
-        Ok(self.state(&mut following.engine, Some(row_count))? == *expected)
+        Ok(self.state(&mut following.engine)? == self.oracle[position as usize])
     }
 
     fn steps(&self) -> u64 {

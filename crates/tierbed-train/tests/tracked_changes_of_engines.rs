@@ -117,7 +117,7 @@ impl Life {
         if store.follow(&features, &request).unwrap() == Answer::PlanNeeded {
             store.start_plan(&features, &request).unwrap();
             for step in 0..run.batches {
-                store.push_planned(&run.batch(step).bags()).unwrap();
+                store.push_planned(&run.batch(step).bags(), true).unwrap();
             }
             store.finish_plan().unwrap();
             let answer = store.follow(&features, &request).unwrap();

@@ -30,6 +30,16 @@ def test_epochs_planned_together_move_fewer_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "epochs.png").is_file()
 
 
+def test_raw_ids_are_planned_as_rows_are(tmp_path: Path) -> None:
+    options = EpochsOptions(
+        epochs=2, samples=3200, rows=20_000, tables=2, batch=64, rounds=1, raw_ids=True
+    )
+    found = json.loads(run_epochs(tmp_path, options).read_text())
+    assert found["raw_ids"]
+    rows = {row["way"]: row for row in found["rows"]}
+    assert [rows[way]["order"] for way in WAYS[1:]] == ["window", "forward", "forward"]
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(InvalidError, match="--epochs begin at 2"):
         EpochsOptions(epochs=1)

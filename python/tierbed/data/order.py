@@ -45,12 +45,15 @@ class BatchOrder:
         batches: Yields all batches of the epoch, from its first one, without moving the loader.
         start: Batches of the epoch that the loader passes over when it is iterated next.
         batch_count: Batches of the epoch, for the progress bar; None when unknown.
+        is_stepped: Whether batch ``n`` of the epoch trains; None: all do. One that is only looked
+            up, such as of a validation, gives no rows to new ids of an open vocabulary.
     """
 
     fingerprint: str
     batches: Callable[[], Iterable[Any]]
     start: int = 0
     batch_count: int | None = None
+    is_stepped: Callable[[int], bool] | None = None
 
 
 def fingerprint(parts: Any) -> str:

@@ -194,8 +194,10 @@ class RankSession:
 
         together(self._training.ranks, start)
 
-    def push_planned(self, batch: Any) -> None:
-        """Adds the next batch of all ranks to the plans that are made."""
+    def push_planned(self, batch: Any, *, is_stepped: bool) -> None:
+        """Adds the next batch of all ranks to the plans that are made, stepped or not."""
+        # Which one it is matters to open tables, which have no plan over ranks.
+        del is_stepped
         self._exchange.push_planned(self._prepare(batch), is_wanted=self._needs_plan)
 
     def finish_plan(self) -> None:

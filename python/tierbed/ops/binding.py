@@ -12,6 +12,7 @@ import weakref
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -178,7 +179,8 @@ class Binding:
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
         link = self._link_at(target)
         if link is None:
-            out = _FLOATS.new_empty(rows, self.output_dim)
+            # Operators of torch let another thread in, which then holds Python against this one.
+            out = torch.from_numpy(np.empty((rows, self.output_dim), np.float32))
         else:
             out = link.host_floats(rows, self.output_dim)
         token = None

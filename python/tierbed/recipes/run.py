@@ -367,6 +367,7 @@ class _Remaining:
             self._epoch,
             self._step_count if self._is_unscored else start,
             self._step_count + -(-eval_samples // EVAL_BATCH),
+            lambda at: at < self._step_count,
         )
 
 

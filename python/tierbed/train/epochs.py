@@ -186,11 +186,13 @@ class Epochs:
         if self._is_repeating:
             return now
         assert self._fingerprint is not None, "the order of the first epoch is known"
+        is_stepped = now.is_stepped
         return BatchOrder(
             self._fingerprint,
             self._batches,
             self.passed + now.start,
             self._count * self._length,
+            None if is_stepped is None else lambda at: is_stepped(at % self._length),
         )
 
     def _find(self) -> str | None:

@@ -81,7 +81,8 @@ def _make_plan(
 ) -> None:
     session.start_plan(source, window)
     with Progress("planning the order", order.batch_count, "batches") as bar:
-        for batch in order.batches():
-            session.push_planned(key(batch))
+        for at, batch in enumerate(order.batches()):
+            is_stepped = order.is_stepped is None or order.is_stepped(at)
+            session.push_planned(key(batch), is_stepped=is_stepped)
             bar.advance()
     session.finish_plan()

@@ -171,9 +171,9 @@ class StepSession:
         """Starts making the plan of ``source``."""
         self.store.native.start_plan(self._binding.plan, source, window)
 
-    def push_planned(self, batch: Any) -> None:
-        """Adds the next batch to the plan."""
-        self.store.native.push_planned(self._binding.plan, *self._ids(batch))
+    def push_planned(self, batch: Any, *, is_stepped: bool) -> None:
+        """Adds the next batch to the plan; one that is not stepped gives no rows to new ids."""
+        self.store.native.push_planned(self._binding.plan, *self._ids(batch), is_stepped)
 
     def finish_plan(self) -> None:
         """Finishes the plan, which is durable then."""
@@ -181,10 +181,9 @@ class StepSession:
 
     def pass_planned(self, batch: Any) -> None:
         """Passes the next batch of the plan without a step."""
-        ids, offsets = self._ids(batch)
-        if self._binding.is_open:
-            ids = self._binding.translate(ids, offsets, is_training=True)
-        self._binding.position = self.store.native.pass_planned(self._binding.plan, ids, offsets)
+        self._binding.position = self.store.native.pass_planned(
+            self._binding.plan, *self._ids(batch)
+        )
 
     def pass_planned_to(self, batch: int) -> None:
         """Passes the batches of the plan up to ``batch``, of this epoch or of the next one.

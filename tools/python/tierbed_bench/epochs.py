@@ -63,6 +63,7 @@ class EpochsOptions:
         share: Memory of a store on disk, as a share of the rows' bytes.
         rounds: Measurements of each way; the median counts.
         seed: Of ids and shuffles.
+        raw_ids: Tables are of open vocabulary, and ids any 64-bit numbers.
     """
 
     epochs: Positive = 3
@@ -74,6 +75,7 @@ class EpochsOptions:
     share: float = 0.05
     rounds: Positive = 3
     seed: int = 1
+    raw_ids: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs < 2 or self.samples < self.batch:
@@ -171,7 +173,9 @@ class _Samples(Dataset[Tensor]):
         mixed = (mixed ^ (mixed >> 29)) * _MIX
         uniform = ((mixed >> 11) & ((1 << 52) - 1)).double() / (1 << 52)
         ranks = (options.rows**uniform - 1.0).long().clamp_(max=options.rows - 1)
-        return ranks * _SPREAD % options.rows
+        ids = ranks * _SPREAD % options.rows
+        # An odd factor keeps different ids different.
+        return (ids + 1) * _MIX if options.raw_ids else ids
 
     def __getitem__(self, at: int) -> Tensor:
         return self.__getitems__([at])[0]
@@ -211,8 +215,9 @@ def _open(way: str, options: EpochsOptions, folder: Path) -> Store:
 
 
 def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
+    rows = None if options.raw_ids else options.rows
     tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=options.rows, embedding_dim=options.dim)
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=options.dim)
         for name in _names(options)
     ]
     grad = torch.full((options.batch, options.tables * options.dim), 1e-3)
@@ -253,8 +258,9 @@ def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
 
 def _digest(store: Store, options: EpochsOptions) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for first in range(0, options.rows, _CHUNK_ROWS):
-        rows = store.read_rows("t0", first, min(_CHUNK_ROWS, options.rows - first))
+    count = int(store.vocabularies()["t0"]["next_row"]) if options.raw_ids else options.rows
+    for first in range(0, count, _CHUNK_ROWS):
+        rows = store.read_rows("t0", first, min(_CHUNK_ROWS, count - first))
         digest.update(rows.numpy().tobytes())
     return digest.hexdigest()
 

@@ -129,7 +129,7 @@ impl PlanFollower for AutoEngine {
         Ok(())
     }
 
-    fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
+    fn push_planned(&mut self, bags: &Bags<'_>, is_stepped: bool) -> Result<()> {
         let Self { making, ids, open, .. } = self;
         let making = making.as_mut().ok_or_else(|| Error::invalid("no plan is being made"))?;
         let Some(ids) = ids else { return making.builder.push(bags) };
@@ -140,7 +140,7 @@ impl PlanFollower for AutoEngine {
                 .with("expected", tables.len()));
         }
         rows.resize(bags.indices.len(), 0);
-        ids.plan(tables, bags, rows)?;
+        ids.plan(tables, bags, is_stepped, rows)?;
         let planned = Bags { indices: rows, ..*bags };
         builder.push_translated(&planned, bags, &|table| open.contains_key(&table))
     }

@@ -7,7 +7,7 @@
 //! Ids get their rows while a plan is made, in the order in which training will see them. The index
 //! is committed before the plan is, and then stays as it is until the next plan. Every id gets a
 //! row at once and keeps it, so a plan that is made again, after a crash or since it is damaged,
-//! gives the same rows. What a plan gave rows to and nobody trained has initial values.
+//! gives the same rows. Until training comes to an id, it counts for one without a row.
 
 #![expect(clippy::indexing_slicing, reason = "tables are those of the index, bounds of the batch")]
 
@@ -137,13 +137,28 @@ impl PlannedIds {
         self.engine().stats().vocabularies
     }
 
+    /// Returns the same of ids with a row below `next_row`, as training in another order has them.
+    pub(crate) fn states_below(&self, next_row: &dyn Fn(TableId) -> u64) -> VocabularyStats {
+        let mut stats = self.states();
+        for state in &mut stats.tables {
+            let here = self.engine().schema().id_of(&state.table);
+            let table = self.tables.iter().find(|open| Some(open.here) == here);
+            if let Some(open) = table {
+                // Along a plan no row is free, and no id waits.
+                state.next_row = next_row(open.id);
+                state.id_count = state.next_row - 1;
+            }
+        }
+        stats
+    }
+
     /// Returns the rows that table `table` needs for all ids; `None` when it is not open.
     pub(crate) fn row_count(&self, table: TableId) -> Option<u64> {
         self.engine().vocabulary(self.here(table)?).map(|state| state.next_row)
     }
 
     /// Gives rows to the new ids of `bags`, feature `n` of which reads table `tables[n]`, in the
-    /// order of the batch; writes the rows of all ids to `rows`, `[E]`.
+    /// order of the batch, if it is to be stepped; writes the rows of all ids to `rows`, `[E]`.
     ///
     /// # Errors
     /// As [`WindowEngine::translate_ids`].
@@ -151,9 +166,13 @@ impl PlannedIds {
         &mut self,
         tables: &[TableId],
         bags: &Bags<'_>,
+        is_stepped: bool,
         rows: &mut [i64],
     ) -> Result<()> {
-        let how = Translate::Train { now: (unix_ms() / MS_PER_MINUTE) as u32 };
+        let how = match is_stepped {
+            true => Translate::Train { now: (unix_ms() / MS_PER_MINUTE) as u32 },
+            false => Translate::Find,
+        };
         self.each_table(tables, bags, rows, |engine, open, ids| {
             engine.translate_ids(open.here, how, ids)
         })
@@ -166,14 +185,14 @@ impl PlannedIds {
     /// As [`find`](Self::find).
     pub(crate) fn find_all(
         &mut self,
-        schema: &Schema,
         tables: &[TableId],
         bags: &Bags<'_>,
         rows: &mut [i64],
+        next_row: &dyn Fn(TableId) -> u64,
     ) -> Result<()> {
         self.each_table(tables, bags, rows, |engine, open, ids| {
             engine.translate_ids(open.here, Translate::Find, ids)?;
-            share_unknown(ids, schema.table(open.id)?.row_count);
+            share_unknown(ids, next_row(open.id));
             Ok(())
         })
     }
@@ -212,30 +231,29 @@ impl PlannedIds {
         Ok(())
     }
 
-    /// Replaces `ids` of table `table` by their rows, of `row_count`; ids without one there get
-    /// the shared row.
+    /// Replaces `ids` of table `table` by their rows below `next_row`; others get the shared row.
     ///
     /// # Errors
     /// As [`WindowEngine::translate_ids`].
-    pub(crate) fn find(&mut self, table: TableId, row_count: u64, ids: &mut [i64]) -> Result<()> {
+    pub(crate) fn find(&mut self, table: TableId, next_row: u64, ids: &mut [i64]) -> Result<()> {
         let Some(here) = self.here(table) else { return Ok(()) };
         self.windowed.engine.translate_ids(here, Translate::Find, ids)?;
-        share_unknown(ids, row_count);
+        share_unknown(ids, next_row);
         Ok(())
     }
 
-    /// Visits (id, row) of every id of table `table`, which has `row_count` rows.
+    /// Visits (id, row) of every id of table `table` with a row below `next_row`.
     ///
     /// # Errors
     /// As [`WindowEngine::visit_ids`].
     pub(crate) fn visit_ids(
         &mut self,
         table: TableId,
-        row_count: u64,
+        next_row: u64,
         visit: &mut dyn FnMut(i64, u64) -> Result<()>,
     ) -> Result<()> {
         let Some(here) = self.here(table) else { return Ok(()) };
-        self.windowed.engine.visit_ids(here, &mut |id, row| match row < row_count {
+        self.windowed.engine.visit_ids(here, &mut |id, row| match row < next_row {
             true => visit(id, row),
             false => Ok(()),
         })
@@ -374,19 +392,25 @@ impl PlannedIds {
         self.checkpoint()
     }
 
-    /// Copies the index into `engine`, whose open tables have no ids yet.
+    /// Copies the ids with a row below `next_row` into `engine`, whose open tables have none yet.
     ///
     /// # Errors
     /// As [`WindowEngine::copy_index`].
-    pub(crate) fn copy_to(&mut self, engine: &mut WindowEngine) -> Result<()> {
+    pub(crate) fn copy_to(
+        &mut self,
+        engine: &mut WindowEngine,
+        next_row: &dyn Fn(TableId) -> u64,
+    ) -> Result<()> {
         for OpenTable { id, here } in self.tables.clone() {
-            let Some(state) = self.engine().vocabulary(here) else { continue };
-            let next_row = state.next_row;
-            assert_eq!(state.free_count, 0, "a row was given back along a plan");
+            let (next_row, all_rows) = (next_row(id), self.row_count(id));
             engine.copy_index(id, IndexPart::NextRow(next_row))?;
-            engine.grow_open_table(id, next_row)?;
+            // Rows that the plan has brought ahead come along, with their initial values.
+            engine.grow_open_table(id, all_rows.map_or(next_row, |all| all.max(next_row)))?;
             let mut chunk: Vec<IdEntry> = Vec::with_capacity(CHUNK_IDS);
             self.windowed.engine.visit_entries(here, &mut |entry| {
+                if entry.row.is_none_or(|row| row >= next_row) {
+                    return Ok(());
+                }
                 chunk.push(entry);
                 if chunk.len() < CHUNK_IDS {
                     return Ok(());
@@ -402,10 +426,10 @@ impl PlannedIds {
     }
 }
 
-// A plan that was made and is not followed yet has given rows behind the table's.
-fn share_unknown(rows: &mut [i64], row_count: u64) {
+// The plan has given rows to ids that training has not come to.
+fn share_unknown(rows: &mut [i64], next_row: u64) {
     rows.iter_mut()
-        .filter(|row| row.unsigned_abs() >= row_count)
+        .filter(|row| row.unsigned_abs() >= next_row)
         .for_each(|row| *row = SHARED_ROW as i64);
 }
 

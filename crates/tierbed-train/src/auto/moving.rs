@@ -99,9 +99,11 @@ impl AutoEngine {
         let Some(planned) = self.planned_mut() else { return Ok(()) };
         let (sorted, row_count) = sort_all(planned, &folder)?;
         let (tables, changes) = (planned.tables(), std::mem::take(&mut planned.engine.changes));
+        let ids = (0..tables.schema.tables().len() as u32).map(TableId);
+        let next_rows = ids.map(|table| planned.engine.next_row(table)).collect::<Vec<_>>();
         // From here on there is no way back but the last checkpoint.
         self.state = State::Lost(why.to_owned());
-        let moved = self.open_inside(&folder, &tables, sorted);
+        let moved = self.open_inside(&folder, &tables, &next_rows, sorted);
         // Its files stay until the rows are in force without a plan.
         self.ids = None;
         match moved {
@@ -126,6 +128,7 @@ impl AutoEngine {
         &mut self,
         folder: &Arc<dyn Folder>,
         tables: &Tables,
+        next_rows: &[u64],
         sorted: SortedRecords,
     ) -> Result<Windowed> {
         let past = CommitLog::open(Arc::clone(folder), crate::planned::BACKEND)?;
@@ -143,7 +146,9 @@ impl AutoEngine {
             let id = self.add_again(&mut engine, expected, table)?;
             engine.take_over_run(id, hyper)?;
         }
-        self.ids.as_mut().map_or(Ok(()), |ids| ids.copy_to(&mut engine))?;
+        if let Some(ids) = &mut self.ids {
+            ids.copy_to(&mut engine, &|table| next_rows[table.0 as usize])?;
+        }
         write_sorted(&mut engine, &tables.schema, sorted)?;
         let past = past.manifest().is_some().then_some(past);
         Ok(Windowed { engine, is_untouched: false, past })

@@ -6,7 +6,7 @@ use tierbed_kernels::FeatureLayout;
 use tierbed_vocab::{Evicted, Policy, State as VocabularyState, SHARED_ROW};
 
 use crate::auto::engine::{AutoEngine, State};
-use crate::auto::follow::remove_plans;
+use crate::auto::follow::{remove_plans, tables_of};
 use crate::auto::ids::{index_tables, PlannedIds};
 use crate::auto::planned::find_table;
 use crate::auto::tables::Tables;
@@ -81,6 +81,7 @@ impl AutoEngine {
         }
         if let (Some(_), State::Planned(planned)) = (&self.ids, &mut self.state) {
             if planned.engine.translate(layout, bags, rows)? {
+                planned.engine.come_to(layout, bags, rows);
                 return Ok(());
             }
             let error = planned.engine.other_batch(layout, bags)?;
@@ -103,10 +104,11 @@ impl AutoEngine {
         bags: &Bags<'_>,
         rows: &mut [i64],
     ) -> Result<()> {
-        if let (Some(ids), State::Planned(planned)) = (&mut self.ids, &self.state) {
+        if let (Some(ids), State::Planned(planned)) = (&mut self.ids, &mut self.state) {
             layout.check_shape(bags, layout.output_len(bags))?;
-            let tables = layout.features().iter().map(|feature| feature.table).collect::<Vec<_>>();
-            return ids.find_all(planned.engine.schema(), &tables, bags, rows);
+            let tables = tables_of(layout);
+            ids.find_all(&tables, bags, rows, &|table| planned.engine.next_row(table))?;
+            return planned.engine.confirm(layout, bags, rows);
         }
         match self.windowed_mut()? {
             Some(windowed) => windowed.engine.translate(layout, bags, Translate::Find, rows),
@@ -118,16 +120,30 @@ impl AutoEngine {
         }
     }
 
+    /// Passes the next batch of the plan, of ids, without a step.
+    ///
+    /// # Errors
+    /// As [`TrainEngine::skip`].
+    pub(crate) fn skip_ids(&mut self, layout: &FeatureLayout, ids: &Bags<'_>) -> Result<()> {
+        let State::Planned(planned) = &mut self.state else { return Ok(()) };
+        let mut rows = vec![0; ids.indices.len()];
+        if planned.engine.translate(layout, ids, &mut rows)? {
+            return planned.skip(layout, &Bags { indices: &rows, ..*ids });
+        }
+        let error = planned.engine.other_batch(layout, ids)?;
+        self.leave_plan(error)
+    }
+
     /// Replaces `ids`, any number, of table `table` by their rows; see
     /// [`translate`](Self::translate). To give rows to ids, a plan is left.
     ///
     /// # Errors
     /// As [`translate`](Self::translate).
     pub fn translate_ids(&mut self, table: TableId, how: Translate, ids: &mut [i64]) -> Result<()> {
-        let row_count = self.schema().table(table)?.row_count;
-        if let (Some(index), State::Planned(_)) = (&mut self.ids, &self.state) {
+        self.schema().table(table)?;
+        if let (Some(index), State::Planned(planned)) = (&mut self.ids, &self.state) {
             if how == Translate::Find {
-                return index.find(table, row_count, ids);
+                return index.find(table, planned.engine.next_row(table), ids);
             }
             self.leave_plan(along_a_plan("rows are given to ids while a plan is made"))?;
         }
@@ -150,9 +166,11 @@ impl AutoEngine {
         table: TableId,
         visit: &mut dyn FnMut(i64, u64) -> Result<()>,
     ) -> Result<()> {
-        let row_count = self.schema().table(table)?.row_count;
+        self.schema().table(table)?;
         match (&mut self.ids, &self.state) {
-            (Some(ids), State::Planned(_)) => ids.visit_ids(table, row_count, visit),
+            (Some(ids), State::Planned(planned)) => {
+                ids.visit_ids(table, planned.engine.next_row(table), visit)
+            }
             _ => match self.windowed_mut()? {
                 Some(windowed) => windowed.engine.visit_ids(table, visit),
                 None => Ok(()),
@@ -195,7 +213,10 @@ impl AutoEngine {
         };
         match (&self.state, &self.ids) {
             (State::Windowed(windowed), _) => windowed.vocabularies(),
-            (State::Planned(_) | State::Planless(_), Some(ids)) => ids.states(),
+            (State::Planned(planned), Some(ids)) => {
+                ids.states_below(&|table| planned.engine.next_row(table))
+            }
+            (State::Planless(_), Some(ids)) => ids.states(),
             (State::Undecided(undecided), _) => tables(undecided),
             _ => VocabularyStats::default(),
         }

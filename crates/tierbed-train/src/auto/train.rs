@@ -97,6 +97,9 @@ impl TrainEngine for AutoEngine {
     }
 
     fn skip(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<()> {
+        if self.ids.is_some() {
+            return self.skip_ids(plan, bags);
+        }
         match self.planned_mut() {
             Some(_) => self.planned_or_moved(plan, bags, |engine| engine.skip(plan, bags)),
             None => Ok(()),

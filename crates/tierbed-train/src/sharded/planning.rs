@@ -62,13 +62,14 @@ impl PlanFollower for ShardSet {
         Ok(())
     }
 
-    fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
+    fn push_planned(&mut self, bags: &Bags<'_>, is_stepped: bool) -> Result<()> {
         let parts = self.planned_parts()?;
         let whole = &parts.whole;
         whole.check(&self.split.schema, bags, whole.output_len(bags))?;
         let jobs = vec![(); parts.of_shards.len()];
         let pushed = self.each(&parts, is_small(bags), jobs, |engine, part, ()| {
-            engine.push_planned(&PartBags::of_features(bags, &part.features).bags()?)
+            let own = PartBags::of_features(bags, &part.features);
+            engine.push_planned(&own.bags()?, is_stepped)
         });
         if pushed.is_err() {
             // Some shards have the batch and some have not.

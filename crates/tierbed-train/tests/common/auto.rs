@@ -111,7 +111,7 @@ impl Run {
         if engine.writable()?.follow(&plan, &request)? == Answer::PlanNeeded {
             engine.writable()?.start_plan(&plan, &request)?;
             for step in 0..self.batches {
-                engine.writable()?.push_planned(&self.batch(step).bags())?;
+                engine.writable()?.push_planned(&self.batch(step).bags(), true)?;
             }
             engine.writable()?.finish_plan()?;
             let answer = engine.writable()?.follow(&plan, &request)?;

@@ -99,6 +99,7 @@ impl PlannedEngine {
             extent_bytes: self.extent_bytes,
             span_windows: self.pipeline.span_windows(),
             tables: self.hypers.clone(),
+            next_rows: if self.has_open_tables { self.next_rows.clone() } else { Vec::new() },
         };
         serde_json::to_string(&state)
             .map_err(|cause| Error::invalid("state cannot be written").with("cause", cause))

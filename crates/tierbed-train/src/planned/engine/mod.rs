@@ -156,6 +156,8 @@ pub struct PlannedEngine {
     is_in_pieces: bool,
     /// The plan knows its batches by ids, not by rows.
     has_open_tables: bool,
+    /// Of each table, the first row whose id training has not come to.
+    next_rows: Vec<u64>,
 }
 
 /// A folder that this process owns.
@@ -276,6 +278,7 @@ impl PlannedEngine {
             hypers,
             scratch: Scratch::new(config.dram_budget_bytes),
             kernels: Kernels::named(&config.isa)?,
+            next_rows: stored.next_rows(&schema)?,
             schema,
             epoch: stored.position.epoch,
             batch_in_window: stored.batch_in_window,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 use tierbed_store::CommitLog;
+use tierbed_vocab::SHARED_ROW;
 
 use super::{PlannedConfig, Position};
 use crate::hypers::Hypers;
@@ -32,6 +33,9 @@ pub(super) struct State {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) span_windows: usize,
     pub(super) tables: Hypers,
+    /// Of each table, the first row whose id training has not come to; none without open tables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) next_rows: Vec<u64>,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -82,6 +86,17 @@ impl Stored {
     pub(super) fn hypers(&self, schema: &Schema) -> Hypers {
         let stored = self.state.as_ref().map(|state| state.tables.clone());
         stored.unwrap_or_else(|| Hypers::fresh(schema.tables().len()))
+    }
+
+    /// Returns the first row of each table whose id training has not come to.
+    pub(super) fn next_rows(&self, schema: &Schema) -> Result<Vec<u64>> {
+        let table_count = schema.tables().len();
+        match self.state.as_ref().map(|state| &state.next_rows) {
+            Some(rows) if rows.len() == table_count => Ok(rows.clone()),
+            Some(rows) if !rows.is_empty() => Err(damaged("has rows of other tables")),
+            // Nothing was trained, or no table is open: behind the shared row.
+            _ => Ok(vec![SHARED_ROW + 1; table_count]),
+        }
     }
 
     /// Returns a start along another plan: rows still to be moved, steps and extents as they are.

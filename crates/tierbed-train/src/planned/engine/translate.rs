@@ -1,12 +1,15 @@
-//! Ids of open tables: the plan has compared them with itself and says which rows they have.
+//! Ids of open tables: they are compared with the plan, which says what rows they have.
 //!
 //! A plan of open tables is made of rows and knows its batches by their ids. So a batch of ids is
 //! compared, and its rows are read from the window, without an index. Lookup and update then get
 //! rows, and compare these with what was read last.
+//!
+//! Ids have rows before they are trained, since the plan was made before. Rows are given in the
+//! order of training, so one number for each table says which of them training has come to.
 
 #![expect(clippy::indexing_slicing, reason = "the batch is the planned one, whose rows are there")]
 
-use tierbed_core::{Bags, Error, Result};
+use tierbed_core::{Bags, Error, Result, TableId};
 use tierbed_kernels::FeatureLayout;
 
 use super::scratch::Translated;
@@ -54,6 +57,45 @@ impl PlannedEngine {
         let checksum = ids_checksum(&Bags { indices: rows, ..*bags });
         self.scratch.translated = Some(Translated { position: self.position(), checksum });
         Ok(true)
+    }
+
+    /// Takes `rows`, `[E]`, for those of the ids of `bags`, where they are the next batch of the
+    /// plan and have these rows there.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(crate) fn confirm(
+        &mut self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        rows: &[i64],
+    ) -> Result<()> {
+        let tables = plan.features().iter().map(|feature| feature.table);
+        if !self.has_batches() || !tables.eq(self.planned_tables().iter().copied()) {
+            return Ok(());
+        }
+        let mut planned = vec![0; rows.len()];
+        if self.translate(plan, bags, &mut planned)? && planned != rows {
+            self.scratch.translated = None;
+        }
+        Ok(())
+    }
+
+    /// Counts the ids of the batch that was translated last among those that training has come to.
+    pub(crate) fn come_to(&mut self, plan: &FeatureLayout, bags: &Bags<'_>, rows: &[i64]) {
+        for (at, feature) in plan.features().iter().enumerate() {
+            let next = &mut self.next_rows[feature.table.0 as usize];
+            let rows = rows[plan.range(bags, at)].iter();
+            *next = rows.fold(*next, |next, &row| next.max(row as u64 + 1));
+        }
+    }
+
+    /// Returns the first row of `table` whose id training has not come to yet.
+    ///
+    /// # Panics
+    /// When there is no such table.
+    pub(crate) fn next_row(&self, table: TableId) -> u64 {
+        self.next_rows[table.0 as usize]
     }
 
     /// Returns the checksum that the rows of `batch`, the next one, must have; `None` where its
