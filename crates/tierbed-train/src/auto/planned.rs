@@ -73,7 +73,7 @@ impl Planned {
         let source = plan.source().to_owned();
         let mut engine = PlannedEngine::open_in(folder, schema, plan, &config.forward())
             .map_err(|error| name_least(error, config))?;
-        let aside = Budget::new(config.dram_budget_bytes - config.forward_bytes());
+        let aside = Budget::new(config.aside_bytes().min(config.dram_budget_bytes));
         let noted = engine.attachment(CHANGES);
         engine.changes = Changes::open(noted, engine.schema(), room_of(&aside))?;
         Ok(Self {

@@ -63,12 +63,14 @@ impl Scratch {
         dram_budget_bytes: u64,
     ) -> u64 {
         let index_count = plan.batch_indices_max() as u64;
+        // Pages of an index are wide, and are not stepped.
+        let stepped = || schema.tables().iter().filter(|table| !table.is_own());
         let sums = RowSums::memory_bytes(SumsNeed {
             index_count,
-            dim: schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize,
+            dim: stepped().map(|table| table.dim).max().unwrap_or(0) as usize,
             number_count: entries_max as u64,
             table_rows: plan.counts().flatten().copied().max().unwrap_or(0).into(),
-            table_count: schema.tables().len() as u64,
+            table_count: stepped().count() as u64,
             sum_bytes_max: dram_budget_bytes / SUMS_SHARE,
         });
         // The vectors of entries and starts grow by doubling.
