@@ -116,6 +116,17 @@ def forward(path: Path, **options: Any) -> tb.Store:
     return tb.Store.open(path, **options)
 
 
+def ten_steps(path: Path) -> list[torch.Tensor]:
+    """Trains to a checkpoint behind ten batches, and a step further, which is lost."""
+    with forward(path) as store:
+        emb = collection(store)
+        batches = iter(tb.lookahead(Known(), emb, window=5, key=lambda batch: batch))
+        outputs = [step(emb, next(batches)) for _ in range(10)]
+        store.checkpoint("ten")
+        step(emb, next(batches))
+    return outputs
+
+
 @pytest.fixture
 def oracle(open_store: OpenStore) -> tb.EmbeddingBagCollection:
     """The same tables in memory."""
@@ -145,13 +156,7 @@ def test_training_goes_on_after_a_restart(
     tmp_path: Path, oracle: tb.EmbeddingBagCollection
 ) -> None:
     expected = run(oracle, list(Known()))
-    with forward(tmp_path / "s") as store:
-        emb = collection(store)
-        batches = iter(tb.lookahead(Known(), emb, window=5, key=lambda batch: batch))
-        found = [step(emb, next(batches)) for _ in range(10)]
-        store.checkpoint("ten")
-        # Behind the checkpoint: lost, and made again.
-        step(emb, next(batches))
+    found = ten_steps(tmp_path / "s")
     with forward(tmp_path / "s") as store:
         emb = collection(store)
         assert store.order()["batch"] == 10
@@ -346,6 +351,17 @@ def test_ids_that_wait_or_leave_train_by_window(tmp_path: Path, policy: Any) -> 
             run(emb, Known())
 
 
+def test_a_budget_without_room_for_an_index_trains_by_window(
+    tmp_path: Path, oracle: tb.EmbeddingBagCollection
+) -> None:
+    with tb.Store.open(tmp_path / "s", dram_budget="1MiB", seed=5) as store:
+        emb = collection(store)
+        assert_same(run(emb, Known()), run(oracle, list(Known())))
+        assert store.order()["kind"] == "window"
+        reason = store.order()["reason"]
+    assert "no room for an index of ids beside a plan: raise it above" in reason
+
+
 def test_nothing_is_evicted_where_no_policy_says_so(tmp_path: Path) -> None:
     with forward(tmp_path / "s") as store:
         emb = collection(store)
@@ -463,11 +479,7 @@ def test_a_damaged_plan_is_made_again_with_the_same_rows(
     tmp_path: Path, oracle: tb.EmbeddingBagCollection
 ) -> None:
     expected = run(oracle, list(Known()))
-    with forward(tmp_path / "s") as store:
-        emb = collection(store)
-        batches = iter(tb.lookahead(Known(), emb, window=5, key=lambda batch: batch))
-        found = [step(emb, next(batches)) for _ in range(10)]
-        store.checkpoint("ten")
+    found = ten_steps(tmp_path / "s")
     plan = next(iter((tmp_path / "s").glob("order-*.plan")))
     bytes_ = bytearray(plan.read_bytes())
     for at in range(4096, len(bytes_), 4096):

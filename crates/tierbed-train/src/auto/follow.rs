@@ -177,7 +177,7 @@ impl AutoEngine {
         if self.config.order == Order::Window {
             return refused("the store was opened with order=\"window\"");
         }
-        if let Some(reason) = self.no_plan_of_ids(features) {
+        if let Some(reason) = self.no_plan_of_ids(features)? {
             return Ok(Answer::Refused { reason });
         }
         self.check_plan()?;

@@ -143,11 +143,10 @@ impl PlannedIds {
         for state in &mut stats.tables {
             let here = self.engine().schema().id_of(&state.table);
             let table = self.tables.iter().find(|open| Some(open.here) == here);
-            if let Some(open) = table {
-                // Along a plan no row is free, and no id waits.
-                state.next_row = next_row(open.id);
-                state.id_count = state.next_row - 1;
-            }
+            let Some(open) = table else { panic!("the index of {} has no table", state.table) };
+            // Along a plan no row is free, and no id waits.
+            state.next_row = next_row(open.id);
+            state.id_count = state.next_row - 1;
         }
         stats
     }

@@ -11,7 +11,7 @@ use crate::auto::ids::{index_tables, PlannedIds};
 use crate::auto::planned::find_table;
 use crate::auto::tables::Tables;
 use crate::engine::TrainEngine;
-use crate::window::vocabularies::VocabularyStats;
+use crate::window::vocabularies::{not_open, VocabularyStats};
 use crate::window::Translate;
 
 /// Rows of an open table before ids have any: the shared row.
@@ -81,7 +81,7 @@ impl AutoEngine {
         }
         if let (Some(_), State::Planned(planned)) = (&self.ids, &mut self.state) {
             if planned.engine.translate(layout, bags, rows)? {
-                planned.engine.come_to(layout, bags, rows);
+                planned.engine.note_reached(layout, bags, rows);
                 return Ok(());
             }
             let error = planned.engine.other_batch(layout, bags)?;
@@ -198,11 +198,11 @@ impl AutoEngine {
     /// Returns what open vocabularies hold.
     pub(crate) fn open_vocabularies(&self) -> VocabularyStats {
         let tables = |tables: &Tables| {
-            let states = self.open.iter().filter_map(|(&table, &policy)| {
-                let table = tables.schema.table(table).ok()?.name.clone();
+            let all = (0..).map(TableId).zip(tables.schema.tables());
+            let states = all.filter_map(|(id, table)| {
                 Some(VocabularyState {
-                    table,
-                    policy,
+                    table: table.name.clone(),
+                    policy: *self.open.get(&id)?,
                     next_row: ROWS_MIN,
                     free_count: 0,
                     id_count: 0,
@@ -223,14 +223,26 @@ impl AutoEngine {
     }
 
     /// Tells why no plan can be made of batches of these features, if that is so.
-    pub(crate) fn no_plan_of_ids(&self, features: &FeatureLayout) -> Option<String> {
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table.
+    pub(crate) fn no_plan_of_ids(&self, features: &FeatureLayout) -> Result<Option<String>> {
         let is_plain = |table: &TableId| self.open.get(table).is_none_or(Policy::is_plain);
-        let table = features.tables().into_iter().find(|table| !is_plain(table))?;
-        let name = self.schema().table(table).map_or("", |table| &table.name);
-        Some(format!(
-            "ids of table {name} wait for their rows or lose them, as its policy says, which no \
-             plan knows before"
-        ))
+        if let Some(table) = features.tables().into_iter().find(|table| !is_plain(table)) {
+            let name = &self.schema().table(table)?.name;
+            return Ok(Some(format!(
+                "ids of table {name} wait for their rows or lose them, as its policy says, which \
+                 no plan knows before"
+            )));
+        }
+        let is_short = !self.open.is_empty() && self.config.forward_bytes() == 0;
+        Ok(is_short.then(|| {
+            let least_bytes = self.config.least_bytes(1);
+            format!(
+                "dram_budget has no room for an index of ids beside a plan: raise it above \
+                 {least_bytes} bytes"
+            )
+        }))
     }
 
     /// Opens the index beside the plan that the store follows, if it has open tables.
@@ -267,15 +279,19 @@ impl AutoEngine {
         if self.open.is_empty() || self.ids.is_some() {
             return Ok(());
         }
-        let folder = self.folder()?;
-        if PlannedIds::exists(&folder)? {
-            let mut ids = PlannedIds::open(&folder, &self.config)?;
-            for (&table, &policy) in &self.open {
-                ids.add(&tables.schema, table, policy)?;
-            }
-            self.ids = Some(ids);
+        if PlannedIds::exists(&self.folder()?)? {
+            self.ids = Some(self.ids_of(tables)?);
         }
         Ok(())
+    }
+
+    // Opens the index in the folder, or begins one, for the open ones of `tables`.
+    fn ids_of(&self, tables: &Tables) -> Result<PlannedIds> {
+        let mut ids = PlannedIds::open(&self.folder()?, &self.config)?;
+        for (&table, &policy) in &self.open {
+            ids.add(&tables.schema, table, policy)?;
+        }
+        Ok(ids)
     }
 
     /// Begins an index for the plan of an undecided store; what was planned before is gone.
@@ -286,15 +302,11 @@ impl AutoEngine {
         if !matches!(self.state, State::Undecided(_)) || self.open.is_empty() {
             return Ok(());
         }
-        let folder = self.folder()?;
         self.drop_ids()?;
         // Their rows are those of ids that are forgotten.
-        remove_plans(&*folder)?;
+        remove_plans(&*self.folder()?)?;
         let State::Undecided(tables) = &self.state else { return Ok(()) };
-        let mut ids = PlannedIds::open(&folder, &self.config)?;
-        for (&table, &policy) in &self.open {
-            ids.add(&tables.schema, table, policy)?;
-        }
+        let mut ids = self.ids_of(tables)?;
         ids.checkpoint()?;
         self.ids = Some(ids);
         Ok(())
@@ -340,10 +352,4 @@ fn with_rows(table: TableSchema, schema: &Schema, row_count: u64) -> TableSchema
 // Says that something takes leaving the plan.
 fn along_a_plan(what: &'static str) -> Error {
     Error::invalid(what).with("remedy", "open the store with order=\"auto\", which leaves the plan")
-}
-
-fn not_open(name: &str) -> Error {
-    Error::invalid("table exists and its vocabulary is not open")
-        .with("table", name)
-        .with("remedy", "give its num_embeddings, or choose another name")
 }

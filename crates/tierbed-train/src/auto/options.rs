@@ -183,7 +183,7 @@ impl OrderConfig {
     /// Returns the least budget that leaves `own_bytes` to the forward engine, or a few bytes more.
     pub(crate) fn least_bytes(&self, own_bytes: u64) -> u64 {
         let mut least_bytes = own_bytes;
-        // What is kept aside is less than a half of any budget: each round at least halves the gap.
+        // Of what is added less than a half is kept aside: each round at least halves the gap.
         while self.left_bytes_of(least_bytes) < own_bytes {
             least_bytes += own_bytes - self.left_bytes_of(least_bytes);
         }

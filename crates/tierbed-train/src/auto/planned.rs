@@ -6,21 +6,20 @@ use std::sync::Arc;
 use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Error, Result, RowKey, Schema, TableId, TableSchema};
-use tierbed_io::{Folder, FsFolder};
+use tierbed_io::Folder;
 use tierbed_kernels::{FeatureLayout, Grads, Hyper, Kernels};
 use tierbed_snapshot::{PageLayout, Report};
 
 use crate::auto::noting::NotingEngine;
 use crate::auto::options::{OrderConfig, ASIDE_MIN_BYTES};
 use crate::auto::part_bags::PartBags;
-use crate::auto::publish_delta::{publish_changes, DeltaTarget};
+use crate::auto::publish_delta::{publish_all, publish_changes, PublishTarget};
 use crate::auto::stats::budget_json;
 use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::{AnySink, EpochPlan, Piece, PlannedEngine, Position};
-use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::changes::{Changes, DeltaCount, Room, Since};
 use crate::window::changes_file::{Rows, CHANGES};
 use crate::window::publish::PublishProgress;
@@ -332,15 +331,9 @@ impl TrainEngine for Planned {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        let folder = Arc::new(FsFolder::create(path)?);
         self.unplanned.clear();
-        let schema = self.engine.schema().clone();
         let memory = self.aside.clone();
-        let publication = Publication { schema, folder, memory, layout, base: None, own: &[] };
-        let scan = &mut |sink: &mut AnySink<'_>| self.engine.scan_all(sink);
-        let report = publish_unsorted(publication, attachments, progress, scan)?;
-        self.note_published(&report.identity)?;
-        Ok(report)
+        publish_all(self, PublishTarget { path, memory }, layout, attachments, progress)
     }
 
     fn publish_delta(
@@ -352,7 +345,7 @@ impl TrainEngine for Planned {
     ) -> Result<Report> {
         self.unplanned.clear();
         let memory = self.aside.clone();
-        publish_changes(self, DeltaTarget { path, memory }, base, attachments, progress)
+        publish_changes(self, PublishTarget { path, memory }, base, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {

@@ -1,5 +1,5 @@
-//! A delta of an engine that hands out its rows in no order: those noted as they come; all rows are
-//! sorted, then compared.
+//! Snapshots and deltas of an engine that hands out its rows in no order. Of a delta: those noted
+//! as they come; all rows are sorted, then compared.
 
 #![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
 
@@ -13,7 +13,7 @@ use tierbed_io::sorter::{
 };
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::init_record;
-use tierbed_snapshot::Report;
+use tierbed_snapshot::{PageLayout, Report};
 
 use crate::auto::noting::NotingEngine;
 use crate::planned::AnySink;
@@ -26,8 +26,8 @@ use crate::window::publish::PublishProgress;
 use crate::window::publish_delta::OpenBase;
 use crate::window::DeltaBase;
 
-/// Where a delta is written to, and in which memory.
-pub(crate) struct DeltaTarget<'a> {
+/// Where a snapshot or a delta is written to, and in which memory.
+pub(crate) struct PublishTarget<'a> {
     pub(crate) path: &'a Path,
     pub(crate) memory: Budget,
 }
@@ -107,6 +107,27 @@ impl<E: NotingEngine> ChangedRows for E {
     }
 }
 
+/// Publishes every row, on pages as `layout` says.
+///
+/// # Errors
+/// Those of publishing and of the engine.
+pub(crate) fn publish_all(
+    engine: &mut dyn ChangedRows,
+    target: PublishTarget<'_>,
+    layout: PageLayout,
+    attachments: &[Attachment<'_>],
+    progress: &mut PublishProgress<'_>,
+) -> Result<Report> {
+    let PublishTarget { path, memory } = target;
+    let folder = Arc::new(FsFolder::create(path)?);
+    let (own, schema) = (engine.own_attachments()?, engine.rows_schema()?);
+    let publication = Publication { schema, folder, memory, layout, base: None, own: &own };
+    let scan = &mut |sink: &mut AnySink<'_>| engine.scan_rows(sink);
+    let report = publish_unsorted(publication, attachments, progress, scan)?;
+    engine.note(&report.identity)?;
+    Ok(report)
+}
+
 /// Publishes what changed since `base`.
 ///
 /// # Errors
@@ -114,12 +135,12 @@ impl<E: NotingEngine> ChangedRows for E {
 /// and are not; otherwise those of publishing and of the engine.
 pub(crate) fn publish_changes(
     engine: &mut dyn ChangedRows,
-    target: DeltaTarget<'_>,
+    target: PublishTarget<'_>,
     base: DeltaBase,
     attachments: &[Attachment<'_>],
     progress: &mut PublishProgress<'_>,
 ) -> Result<Report> {
-    let DeltaTarget { path, memory } = target;
+    let PublishTarget { path, memory } = target;
     let own = engine.own_attachments()?;
     let schema = engine.rows_schema()?;
     let base = OpenBase::open(base, &schema)?;

@@ -1,20 +1,17 @@
 //! Rows along a plan and the index of their ids, as one store to publish from.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
 use tierbed_core::{Result, Schema};
-use tierbed_io::FsFolder;
 use tierbed_snapshot::{PageLayout, Report};
 
 use crate::auto::ids::PlannedIds;
 use crate::auto::noting::NotingEngine;
 use crate::auto::planned::Planned;
-use crate::auto::publish_delta::{publish_changes, ChangedRows, DeltaTarget};
+use crate::auto::publish_delta::{publish_all, publish_changes, ChangedRows, PublishTarget};
 use crate::engine::TrainEngine;
 use crate::planned::AnySink;
-use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::changes::{DeltaCount, Since};
 use crate::window::changes_file::Rows;
 use crate::window::publish::PublishProgress;
@@ -35,15 +32,9 @@ impl WithIds<'_> {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        let folder = Arc::new(FsFolder::create(path)?);
         self.planned.unplanned.clear();
-        let (own, schema) = (self.own_attachments()?, self.rows_schema()?);
         let memory = self.planned.aside.clone();
-        let publication = Publication { schema, folder, memory, layout, base: None, own: &own };
-        let report =
-            publish_unsorted(publication, attachments, progress, &mut |sink| self.scan_rows(sink))?;
-        self.note(&report.identity)?;
-        Ok(report)
+        publish_all(&mut self, PublishTarget { path, memory }, layout, attachments, progress)
     }
 
     /// Publishes as [`TrainEngine::publish_delta`] does.
@@ -56,7 +47,7 @@ impl WithIds<'_> {
     ) -> Result<Report> {
         self.planned.unplanned.clear();
         let memory = self.planned.aside.clone();
-        publish_changes(&mut self, DeltaTarget { path, memory }, base, attachments, progress)
+        publish_changes(&mut self, PublishTarget { path, memory }, base, attachments, progress)
     }
 }
 

@@ -10,12 +10,10 @@
 )]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use serde_json::Value;
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Result, Schema, TableId, TableSchema};
-use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PageLayout, Report};
 
@@ -24,13 +22,11 @@ use super::run_shards::run_shards;
 use super::shard_set::ShardSet;
 use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
-use crate::auto::noting::NotingEngine;
 use crate::auto::part_bags::PartBags;
-use crate::auto::publish_delta::{publish_changes, DeltaTarget};
+use crate::auto::publish_delta::{publish_all, publish_changes, PublishTarget};
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::AnySink;
-use crate::unsorted::{publish_unsorted, Publication};
 use crate::window::publish::PublishProgress;
 use crate::window::DeltaBase;
 
@@ -319,18 +315,8 @@ impl TrainEngine for ShardSet {
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.decide()?;
-        let publication = Publication {
-            schema: self.split.schema.clone(),
-            folder: Arc::new(FsFolder::create(path)?),
-            memory: Budget::new(self.config.aside_bytes()),
-            layout,
-            base: None,
-            own: &[],
-        };
-        let scan = &mut |sink: &mut AnySink<'_>| self.scan_all(sink);
-        let report = publish_unsorted(publication, attachments, progress, scan)?;
-        self.note_published(&report.identity)?;
-        Ok(report)
+        let memory = Budget::new(self.config.aside_bytes());
+        publish_all(self, PublishTarget { path, memory }, layout, attachments, progress)
     }
 
     fn publish_delta(
@@ -342,7 +328,7 @@ impl TrainEngine for ShardSet {
     ) -> Result<Report> {
         self.decide()?;
         let memory = Budget::new(self.config.aside_bytes());
-        publish_changes(self, DeltaTarget { path, memory }, base, attachments, progress)
+        publish_changes(self, PublishTarget { path, memory }, base, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {

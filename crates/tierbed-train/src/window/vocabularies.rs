@@ -99,6 +99,13 @@ pub(super) struct WithIndex<'a> {
     pub(super) store: &'a mut dyn TrainStore,
 }
 
+/// Says that a dense table has the name.
+pub(crate) fn not_open(name: &str) -> Error {
+    Error::invalid("table exists and its vocabulary is not open")
+        .with("table", name)
+        .with("remedy", "give its num_embeddings, or choose another name")
+}
+
 /// Says that a dense table cannot have the name of an open table.
 pub(crate) fn name_of_open_table(name: &str) -> Error {
     Error::invalid("name belongs to an open table or to its index")
@@ -119,10 +126,7 @@ impl WindowEngine {
         if let Some(id) = self.schema.id_of(&table.name) {
             let stored_rows = self.schema.table(id)?.row_count;
             let Some(at) = self.vocabularies.position(id) else {
-                return Err(Error::invalid("table exists and its vocabulary is not open")
-                    .with("table", &table.name)
-                    .with("num_embeddings", stored_rows)
-                    .with("remedy", "give its num_embeddings, or choose another name"));
+                return Err(not_open(&table.name).with("num_embeddings", stored_rows));
             };
             let id = self.store.add_table(TableSchema { row_count: stored_rows, ..table })?;
             if let Some(vocabulary) = self.vocabularies.all.get_mut(at) {

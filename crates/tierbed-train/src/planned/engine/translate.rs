@@ -82,7 +82,7 @@ impl PlannedEngine {
     }
 
     /// Counts the ids of the batch that was translated last among those that training has come to.
-    pub(crate) fn come_to(&mut self, plan: &FeatureLayout, bags: &Bags<'_>, rows: &[i64]) {
+    pub(crate) fn note_reached(&mut self, plan: &FeatureLayout, bags: &Bags<'_>, rows: &[i64]) {
         for (at, feature) in plan.features().iter().enumerate() {
             let next = &mut self.next_rows[feature.table.0 as usize];
             let rows = rows[plan.range(bags, at)].iter();
