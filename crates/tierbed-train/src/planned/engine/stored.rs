@@ -223,8 +223,7 @@ pub(crate) fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>
             if page.checked_add(page_count).is_none() || page_count == 0 {
                 return Err(damaged("names a chunk that cannot be"));
             }
-            bucket.row_count += row_count as usize;
-            bucket.chunks.push(Chunk { page, page_count, row_count, crc32c });
+            bucket.push(Chunk { page, page_count, row_count, crc32c });
         }
         buckets.push((class as usize, window as usize, bucket));
     }

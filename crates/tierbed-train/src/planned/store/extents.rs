@@ -13,6 +13,8 @@ use tierbed_store::ExtentPool;
 
 /// Space of the file is taken ahead of need: the file's length divided by this.
 const RESERVE_SHARE: u32 = 64;
+/// A bucket has memory for a few chunks more, and for its chunks divided by this.
+const CHUNKS_SPARE_SHARE: usize = 8;
 
 /// A run of records written at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +60,40 @@ pub(crate) struct Extents {
     /// Extents whose disk space was asked for.
     reserved_count: u32,
     pool: ExtentPool,
+}
+
+impl Bucket {
+    /// Adds a chunk. Memory grows by little at a time: it counts against the budget, and doubling
+    /// would take too much of it.
+    pub(crate) fn push(&mut self, chunk: Chunk) {
+        let count = self.chunks.len();
+        if count == self.chunks.capacity() {
+            self.chunks.reserve_exact(spare_chunks(count));
+        }
+        self.chunks.push(chunk);
+        self.row_count += chunk.row_count as usize;
+    }
+
+    /// Takes the last chunk out, and gives memory back: what was read fills again slowly.
+    ///
+    /// # Panics
+    /// When the chunk has more rows than the bucket.
+    pub(crate) fn pop(&mut self) -> Option<Chunk> {
+        let chunk = self.chunks.pop()?;
+        let row_count = chunk.row_count as usize;
+        assert!(row_count <= self.row_count, "{chunk:?} is more than the bucket has");
+        self.row_count -= row_count;
+        let count = self.chunks.len();
+        if self.chunks.capacity() > count + 2 * spare_chunks(count) {
+            self.chunks.shrink_to(count + spare_chunks(count));
+        }
+        Some(chunk)
+    }
+}
+
+// Chunks more than there are, so that few of them are copied for each that is added.
+fn spare_chunks(count: usize) -> usize {
+    2 + count / CHUNKS_SPARE_SHARE
 }
 
 impl Extents {
@@ -216,6 +252,29 @@ mod tests {
     fn fill(extents: &mut Extents, bucket: &mut Bucket, pages: u32) {
         let (page, page_count) = extents.place(bucket, 1, pages).unwrap();
         bucket.chunks.push(Chunk { page, page_count, row_count: 1, crc32c: 0 });
+    }
+
+    #[test]
+    fn lists_of_chunks_take_little_more_memory_than_chunks() {
+        let mut bucket = Bucket::default();
+        let chunk = Chunk { page: 0, page_count: 1, row_count: 3, crc32c: 0 };
+        let has_little_spare = |bucket: &Bucket| {
+            let count = bucket.chunks.len();
+            bucket.chunks.capacity() <= count + 2 * spare_chunks(count)
+        };
+        let counts = [500, 20, 501, 0, 3, 0];
+        for count in counts {
+            while bucket.chunks.len() < count {
+                bucket.push(chunk);
+                assert!(has_little_spare(&bucket));
+            }
+            while bucket.chunks.len() > count {
+                assert_eq!(bucket.pop(), Some(chunk));
+                assert!(has_little_spare(&bucket), "{}", bucket.chunks.capacity());
+            }
+            assert_eq!(bucket.row_count, 3 * count);
+        }
+        assert!(bucket.pop().is_none());
     }
 
     #[test]

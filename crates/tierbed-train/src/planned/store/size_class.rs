@@ -168,10 +168,7 @@ impl SizeClass {
     #[expect(clippy::indexing_slicing, reason = "every list has a bucket")]
     pub(crate) fn take_last_chunk(&mut self, list: usize, extents: &mut Extents) -> Option<Chunk> {
         let bucket = &mut self.buckets[list];
-        let chunk = bucket.chunks.pop()?;
-        let row_count = chunk.row_count as usize;
-        assert!(row_count <= bucket.row_count, "bucket {list} has fewer rows than its chunks");
-        bucket.row_count -= row_count;
+        let chunk = bucket.pop()?;
         extents.release_last(chunk, bucket);
         Some(chunk)
     }
@@ -412,13 +409,7 @@ impl SizeClass {
             crc32c: crc32c(bytes),
         };
         sink.disk.write(buf, chunk.offset_bytes(), chunk.len_bytes());
-        let bucket = &mut self.buckets[list];
-        if bucket.chunks.len() == bucket.chunks.capacity() {
-            // Lists of chunks count against the budget: doubling would take too much of it.
-            bucket.chunks.reserve_exact(2 + bucket.chunks.len() / 2);
-        }
-        bucket.chunks.push(chunk);
-        bucket.row_count += row_count;
+        self.buckets[list].push(chunk);
         self.stats.rows_flushed += row_count as u64;
         self.stats.chunks_written += 1;
     }

@@ -32,6 +32,8 @@ const CHUNK_BYTES: u64 = 4 * size_of::<Chunk>() as u64;
 /// Mean flush is this many thousandths of (memory squared / table bytes), measured on a
 /// Criteo-shaped trace.
 const FLUSH_THOUSANDTHS: u128 = 30;
+/// Tenths of the memory that were left for waiting rows there.
+const USUAL_SHARE_TENTHS: u64 = 7;
 
 /// What one size class needs and gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -188,6 +190,11 @@ impl Sizes {
         let span_windows = if stored > 0 { stored } else { wanted };
         let spans = spans_of(plan, span_windows, wanted > 0);
         if spans.span_windows() == 0 {
+            // Flushes follow the memory that waiting rows have, not what the store has.
+            let waiting_bytes = free_bytes / USUAL_SHARE_TENTHS * 10;
+            let flush_bytes = flush_bytes(&self.classes, waiting_bytes.min(limit_bytes));
+            let mean_bytes = chunk_bytes(flush_bytes, self.extent_bytes, self.buf_bytes);
+            self.slack_bytes = slack_bytes(self.used_bytes, mean_bytes);
             return;
         }
         let open_count = open_lists(window_count, span_windows) as u64;

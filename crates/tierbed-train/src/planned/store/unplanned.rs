@@ -83,8 +83,7 @@ impl UnplannedWriter {
         let row_count = self.row_count as u32;
         let chunk = Chunk { page, page_count, row_count, crc32c: crc32c(bytes) };
         sink.disk.write(buf, chunk.offset_bytes(), chunk.len_bytes());
-        self.bucket.chunks.push(chunk);
-        self.bucket.row_count += self.row_count;
+        self.bucket.push(chunk);
         self.row_count = 0;
         Ok(())
     }
