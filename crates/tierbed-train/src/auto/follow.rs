@@ -14,7 +14,7 @@ use tierbed_kernels::FeatureLayout;
 use tierbed_store::{kept, CommitLog};
 
 use crate::auto::engine::{lost, AutoEngine, State};
-use crate::auto::ids::{PlannedIds, IDS_PREFIX};
+use crate::auto::ids::IDS_PREFIX;
 use crate::auto::options::{OnMismatch, Order};
 use crate::auto::planned::Planned;
 use crate::engine::{PlanFollower, TrainEngine};
@@ -150,7 +150,7 @@ impl PlanFollower for AutoEngine {
         let Making { builder, name, .. } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
         // Rows of ids that are not durable are nobody's; ids that no plan uses only wait.
-        self.ids.as_mut().map_or(Ok(()), PlannedIds::checkpoint)?;
+        self.commit_ids()?;
         builder.finish()?;
         let plan = EpochPlan::open(&*self.folder()?, &name)?;
         self.check_plan_fits(plan.file())?;
@@ -395,7 +395,10 @@ impl AutoEngine {
             memory_bytes: match &self.state {
                 // All but what is kept aside is taken.
                 State::Planned(_) => self.config.aside_bytes(),
-                _ => self.config.dram_budget_bytes - self.config.ids_bytes(),
+                _ if self.ids.is_some() => {
+                    self.config.dram_budget_bytes - self.config.ids_planning_bytes()
+                }
+                _ => self.config.dram_budget_bytes,
             },
         };
         let options = match self.is_wanted(features, request) {

@@ -76,19 +76,29 @@ impl PlannedIds {
         part.list()?.iter().try_for_each(|name| part.remove(name))
     }
 
-    /// Opens the index in `folder` at its last checkpoint, or begins one.
+    /// Opens the index in `folder` at its last checkpoint, or begins one, with `memory_bytes`.
     ///
     /// # Errors
     /// As [`WindowEngine::open_in`].
-    pub(crate) fn open(folder: &Arc<dyn Folder>, config: &OrderConfig) -> Result<Self> {
-        let ids_bytes = config.ids_bytes();
+    pub(crate) fn open(
+        folder: &Arc<dyn Folder>,
+        config: &OrderConfig,
+        memory_bytes: u64,
+    ) -> Result<Self> {
+        assert!(
+            memory_bytes >= config.ids_bytes(),
+            "{memory_bytes} bytes are too few for an index"
+        );
+        // Pages get half, and most of what is more than usual.
+        let usual_bytes = config.ids_bytes();
+        let vocabulary_bytes = usual_bytes / 2 + (memory_bytes - usual_bytes) / 4 * 3;
         let config = WindowConfig {
             io_engine: config.io_engine.clone(),
             queue_depth: config.queue_depth,
             disk_quota_bytes: config.disk_quota_bytes,
-            vocabulary_bytes: Some(ids_bytes / 2),
+            vocabulary_bytes: Some(vocabulary_bytes),
             backend: Backend::File,
-            ..WindowConfig::new(ids_bytes)
+            ..WindowConfig::new(memory_bytes)
         };
         let engine = WindowEngine::open_in(Some(part_of(folder)), &config)?;
         let windowed = Windowed { engine, is_untouched: false, past: None };

@@ -264,7 +264,7 @@ impl AutoEngine {
                 "bring back the files of the store's folder whose names begin with vocabulary.",
             ));
         }
-        let mut ids = PlannedIds::open(&folder, &self.config)?;
+        let mut ids = PlannedIds::open(&folder, &self.config, self.config.ids_bytes())?;
         self.open.extend(ids.find_tables(&schema)?);
         self.ids = Some(ids);
         Ok(())
@@ -280,14 +280,14 @@ impl AutoEngine {
             return Ok(());
         }
         if PlannedIds::exists(&self.folder()?)? {
-            self.ids = Some(self.ids_of(tables)?);
+            self.ids = Some(self.ids_of(tables, self.config.ids_bytes())?);
         }
         Ok(())
     }
 
     // Opens the index in the folder, or begins one, for the open ones of `tables`.
-    fn ids_of(&self, tables: &Tables) -> Result<PlannedIds> {
-        let mut ids = PlannedIds::open(&self.folder()?, &self.config)?;
+    fn ids_of(&self, tables: &Tables, memory_bytes: u64) -> Result<PlannedIds> {
+        let mut ids = PlannedIds::open(&self.folder()?, &self.config, memory_bytes)?;
         for (&table, &policy) in &self.open {
             ids.add(&tables.schema, table, policy)?;
         }
@@ -306,9 +306,24 @@ impl AutoEngine {
         // Their rows are those of ids that are forgotten.
         remove_plans(&*self.folder()?)?;
         let State::Undecided(tables) = &self.state else { return Ok(()) };
-        let mut ids = self.ids_of(tables)?;
+        let mut ids = self.ids_of(tables, self.config.ids_planning_bytes())?;
         ids.checkpoint()?;
         self.ids = Some(ids);
+        Ok(())
+    }
+
+    /// Makes the ids of a plan durable. The first plan of a store had more memory for them, which
+    /// rows need from now on.
+    ///
+    /// # Errors
+    /// As [`PlannedIds::checkpoint`] and [`PlannedIds::open`].
+    pub(crate) fn commit_ids(&mut self) -> Result<()> {
+        let Some(ids) = &mut self.ids else { return Ok(()) };
+        ids.checkpoint()?;
+        let State::Undecided(tables) = &self.state else { return Ok(()) };
+        // The folder belongs to one at a time.
+        self.ids = None;
+        self.ids = Some(self.ids_of(tables, self.config.ids_bytes())?);
         Ok(())
     }
 

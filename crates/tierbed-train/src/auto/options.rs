@@ -161,6 +161,11 @@ impl OrderConfig {
         self.ids_bytes_of(self.dram_budget_bytes)
     }
 
+    /// Returns the memory of that index while the first plan is made, before there are rows.
+    pub(crate) fn ids_planning_bytes(&self) -> u64 {
+        self.ids_bytes().max(self.dram_budget_bytes / 2)
+    }
+
     fn ids_bytes_of(&self, budget_bytes: u64) -> u64 {
         if !self.has_open_tables {
             return 0;
