@@ -6,6 +6,9 @@ Work is the same for every number of cores, and so are the results, which the ru
 - training: a store of as many shards as cores follows a plan, memory for a share of the tables;
 - lookups: threads look up batches of a snapshot whose pages are in memory;
 - placement: a generated log is placed by ``shp``, and no placement may depend on the threads.
+
+Counts say what a unit took, and where speed is lost: to idle cores, or to more work for a unit. A
+model of them says where more cores stop to pay, also of machines with more cores than this one.
 """
 
 from __future__ import annotations
@@ -15,8 +18,7 @@ import json
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ from tierbed.serve.snapshot import Snapshot
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
 from tierbed_bench.common import measured_apart, ratio
+from tierbed_bench.cores_counts import CoreCounts, Scaling, scaling_of
 from tierbed_bench.generator import GeneratedData, scale_for_rows
 from tierbed_bench.suite import write_suite
 
@@ -99,9 +102,20 @@ def run_cores(out: Path, options: CoresOptions, json_path: Path | None = None) -
         for one in rows
         if one["part"] == row["part"] and one["cores"] == 1 != row["cores"]
     }
-    told = {"tables": TABLES, "dim": DIM, "batch": BATCH, "rounds": options.rounds}
-    path = write_suite(out, "cores", rows, ratios, _figure(rows), told)
+    of_parts = {part: [row for row in rows if row["part"] == part] for part in options.parts}
+    found_models = {part: scaling_of(of_part) for part, of_part in of_parts.items()}
+    models = {part: model for part, model in found_models.items() if model is not None}
+    model_rows = [model.row(part, options.cores) for part, model in models.items()]
+    told = {
+        "tables": TABLES,
+        "dim": DIM,
+        "batch": BATCH,
+        "rounds": options.rounds,
+        "models": model_rows,
+    }
+    path = write_suite(out, "cores", rows, ratios, _figure(rows, models, options.cores), told)
     print_table("units per second by cores", rows)
+    print_table("speed over that of one core, by Amdahl's law", model_rows)
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
     return path
@@ -118,18 +132,24 @@ def _measured(part: str, cores: int, options: CoresOptions) -> Row:
     return measured_apart(__name__, arguments, f"{part} on {cores} cores")
 
 
-def _figure(rows: Sequence[Row]) -> Callable[[Any], None]:
-    """Speed over that of one core, by cores; a line per part."""
+def _figure(
+    rows: Sequence[Row], models: Mapping[str, Scaling], cores: Sequence[int]
+) -> Callable[[Any], None]:
+    """Speed over that of one core, by cores; a line per part, and a dashed one of its model."""
 
     def draw(figure: Any) -> None:
         plot = figure.subplots()
-        most = max(row["cores"] for row in rows)
+        most = max(cores)
         plot.plot([1, most], [1, most], color="lightgray", label="linear")
         for part in dict.fromkeys(row["part"] for row in rows):
             of_part = sorted((row["cores"], row["per_s"]) for row in rows if row["part"] == part)
             counts, speeds = zip(*of_part, strict=True)
-            plot.plot(counts, [speed / speeds[0] for speed in speeds], marker="o", label=part)
-        plot.set_xlabel("cores")
+            relative = [speed / speeds[0] for speed in speeds]
+            (line,) = plot.plot(counts, relative, marker="o", label=part)
+            if part in models:
+                modelled = [models[part].at(count) for count in range(1, most + 1)]
+                plot.plot(range(1, most + 1), modelled, "--", color=line.get_color())
+        plot.set_xlabel("cores; dashed: by the model")
         plot.set_ylabel(f"speed, that of {min(row['cores'] for row in rows)} cores is 1")
         plot.legend()
 
@@ -178,22 +198,21 @@ class _Known:
         return BatchOrder("cores", lambda: iter(self.batches), 0, len(self.batches))
 
 
-def _training(sizes: _Sizes, folder: Path) -> Row:
+def _training(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
     batches = list(sizes.epoch())
     with Store.open(folder / "store", dram_budget=BUDGET_BYTES, shards=sizes.cores) as store:
         emb = EmbeddingBagCollection(sizes.tables(), store=store, optimizer=RowWiseAdagrad())
         grad = torch.full((BATCH, TABLES * DIM), 1e-3)
-        begun_s = 0.0
         for at, batch in enumerate(lookahead(_Known(batches), emb, window=16, key=lambda it: it)):
             if at == sizes.batches:
-                begun_s = time.perf_counter()
+                counts.begin()
             emb(batch).values().backward(grad)  # type: ignore[no-untyped-call]
-        seconds = time.perf_counter() - begun_s
+        row = counts.row(sizes.cores, sizes.batches * TABLES * BATCH)
         result = store.read_rows("t0", 0, min(sizes.rows, 10_000))
-    return {"unit": "ids", "per_s": sizes.batches * TABLES * BATCH / seconds, "result": _of(result)}
+    return {"unit": "ids", **row, "result": _of(result)}
 
 
-def _lookups(sizes: _Sizes, folder: Path) -> Row:
+def _lookups(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
     with Store.open(backend="memory", dram_budget="4GiB", seed=sizes.seed) as store:
         EmbeddingBagCollection(sizes.tables(), store=store)
         store.publish(folder / "snapshot")
@@ -205,26 +224,25 @@ def _lookups(sizes: _Sizes, folder: Path) -> Row:
 
         result = ask()
         with ThreadPoolExecutor(sizes.cores) as threads:
-            begun_s = time.perf_counter()
+            counts.begin()
             list(threads.map(ask, range(sizes.cores)))
-            seconds = time.perf_counter() - begun_s
-    count = sizes.cores * sizes.batches * TABLES * BATCH
-    return {"unit": "ids", "per_s": count / seconds, "result": _of(result)}
+            row = counts.row(sizes.cores, sizes.cores * sizes.batches * TABLES * BATCH)
+    return {"unit": "ids", **row, "result": _of(result)}
 
 
-def _placement(sizes: _Sizes, folder: Path) -> Row:
+def _placement(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
     data = GeneratedData(scale_for_rows(400_000), sizes.samples, 1 << 12, sizes.seed)
     batches = data.batches(0, sizes.samples, 1 << 12)
     samples = (batch.sparse for batch in batches)
     log = QueryLog.from_samples(dict(data.table_sizes()), samples)
-    begun_s = time.perf_counter()
+    counts.begin()
     # Pages are grown a block of the log per thread, and this log is one block; bisecting is
     # divided whatever the log.
     placement = place(log, method="shp", ratio=0.0, seed=sizes.seed, threads=sizes.cores)
-    seconds = time.perf_counter() - begun_s
+    row = counts.row(sizes.cores, log.pin_count)
     placement.write(folder / "placement")
     result = hashlib.sha256((folder / "placement").read_bytes()).hexdigest()
-    return {"unit": "pins", "per_s": log.pin_count / seconds, "result": result}
+    return {"unit": "pins", **row, "result": result}
 
 
 def _of(rows: torch.Tensor) -> str:
@@ -235,11 +253,11 @@ def _main(part: str, cores: int, words: Sequence[str]) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     torch.set_num_threads(cores)
     measure = {"training": _training, "lookups": _lookups, "placement": _placement}[part]
+    # Before any thread is there.
+    counts = CoreCounts()
     with tempfile.TemporaryDirectory() as folder:
-        cpu_s = time.process_time()
-        row = measure(_Sizes(cores, words), Path(folder))
-        cpu_s = time.process_time() - cpu_s
-    print(json.dumps({"part": part, "cores": cores, **row, "process_cpu_s": cpu_s}))
+        row = measure(_Sizes(cores, words), Path(folder), counts)
+    print(json.dumps({"part": part, "cores": cores, **row}))
 
 
 if __name__ == "__main__":
