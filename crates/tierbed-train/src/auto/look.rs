@@ -15,6 +15,7 @@ use tierbed_store::kept::{self, kept_names};
 use tierbed_store::shards::SHARDS_FILE;
 use tierbed_store::CommitLog;
 
+use crate::auto::ids::IDS_PREFIX;
 use crate::folders::{keeping_folder, rows_folder};
 
 /// How often reading is begun again because the owner has committed.
@@ -32,6 +33,8 @@ pub(crate) struct Look {
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     pointer: Option<Vec<u8>>,
+    /// That of the index of ids beside a plan, which is committed before the plan is.
+    ids_pointer: Option<Vec<u8>>,
     kept: BTreeSet<String>,
 }
 
@@ -100,7 +103,10 @@ impl Look {
 
 impl Seen {
     fn of(folder: &dyn Folder) -> Result<Self> {
-        Ok(Self { pointer: folder.read(pointer_of(folder)?)?, kept: kept_names(folder)? })
+        let pointer = folder.read(pointer_of(folder)?)?;
+        // Read behind it: rows never need ids of a later commit.
+        let ids_pointer = folder.read(&format!("{IDS_PREFIX}{}", CommitLog::CURRENT))?;
+        Ok(Self { pointer, ids_pointer, kept: kept_names(folder)? })
     }
 }
 
@@ -138,4 +144,27 @@ pub(crate) fn never_at_rest() -> Error {
 pub(crate) fn read_only() -> Error {
     Error::unsupported("this store was opened to be read only")
         .with("remedy", "open it without read_only to train or to checkpoint")
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_io::MemoryFolder;
+
+    use super::*;
+
+    #[test]
+    fn commits_of_rows_and_of_ids_are_seen() {
+        let folder = MemoryFolder::default();
+        let mut seen = Seen::of(&folder).unwrap();
+        for name in ["CURRENT", "vocabulary.CURRENT", "SHARDS"] {
+            for bytes in [b"one", b"two"] {
+                folder.write_atomic(name, bytes).unwrap();
+                let now = Seen::of(&folder).unwrap();
+                assert_ne!(now, seen, "{name}");
+                seen = now;
+            }
+        }
+        folder.write_atomic("plan", b"of the owner").unwrap();
+        assert_eq!(Seen::of(&folder).unwrap(), seen);
+    }
 }
