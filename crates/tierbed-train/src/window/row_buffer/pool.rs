@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use hashbrown::HashTable;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
+use tierbed_io::WordBuf;
 
 use super::leaving::{EvictionLimit, Hand};
 use super::slot::{class_of, pack, Slot, AGAIN, DIRTY, OCCUPIED, REFERENCED};
@@ -32,7 +33,7 @@ const AGE_AFTER: u64 = 100;
 #[derive(Debug)]
 pub(super) struct RowPool {
     record_words: usize,
-    arena: Vec<f32>,
+    arena: WordBuf,
     slots: Vec<Slot>,
     /// A bit for each slot: it is dirty, and was published as it is.
     published: Vec<u64>,
@@ -58,8 +59,8 @@ impl RowPool {
         assert!(slot_count > 0 && u32::try_from(slot_count).is_ok(), "1 to 2^32 - 1 slots");
         Self {
             record_words,
-            // Zeroed by the operating system page by page, when first touched.
-            arena: vec![0.0; slot_count * record_words],
+            // Zeroed by the operating system when first touched.
+            arena: WordBuf::new(slot_count * record_words),
             slots: vec![Slot::default(); slot_count],
             published: vec![0; slot_count.div_ceil(64)],
             index: HashTable::with_capacity(slot_count),
