@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tierbed.errors import InvalidError
-from tierbed_bench.cores import CoresOptions, run_cores
+from tierbed_bench.cores import PARTS, CoresOptions, run_cores
 from tierbed_bench.cores_counts import CoreCounts, Event, scaling_of
 
 TINY = {"rows": 500, "batches": 2, "samples": 500, "rounds": 1}
@@ -21,14 +21,14 @@ def test_every_part_is_measured_on_every_number_of_cores(tmp_path: Path) -> None
     there = len(os.sched_getaffinity(0))
     found = json.loads(run_cores(tmp_path, CoresOptions(cores=(1, 2, 4096), **TINY)).read_text())
     wanted = [count for count in (1, 2) if count <= there]
-    for part in ("training", "lookups", "placement"):
+    for part in PARTS:
         rows = [row for row in found["rows"] if row["part"] == part]
         assert [row["cores"] for row in rows] == wanted
         assert all(row["per_s"] > 0.0 for row in rows)
         if wanted == [1, 2]:
             speeds = [row["per_s"] for row in rows]
             assert found["ratios"][f"{part}_2_vs_1"] == pytest.approx(speeds[1] / speeds[0])
-    assert len(found["models"]) == (3 if len(wanted) > 1 else 0)
+    assert len(found["models"]) == (len(PARTS) if len(wanted) > 1 else 0)
     assert all(row["model_4096"] > 0.0 for row in found["models"])
     assert (tmp_path / "cores.png").is_file()
 

@@ -5,7 +5,9 @@ Work is the same for every number of cores, and so are the results, which the ru
 
 - training: a store of as many shards as cores follows a plan, memory for a share of the tables;
 - lookups: threads look up batches of a snapshot whose pages are in memory;
-- placement: a generated log is placed by ``shp``, and no placement may depend on the threads.
+- placement: a generated log is placed by ``shp``, and no placement may depend on the threads;
+- arithmetic and copies: threads that share nothing, in their caches and in memory. What these lose
+  the machine takes: cores of a virtual machine may be halves of one, and share its memory.
 
 Counts say what a unit took, and where speed is lost: to idle cores, or to more work for a unit. A
 model of them says where more cores stop to pay, also of machines with more cores than this one.
@@ -46,10 +48,12 @@ from tierbed_bench.suite import write_suite
 __all__ = ["PARTS", "CoresOptions", "run_cores"]
 
 Row = dict[str, Any]
-PARTS = ("training", "lookups", "placement")
+PARTS = ("training", "lookups", "placement", "arithmetic", "copies")
 TABLES, DIM, BATCH = 16, 32, 2048
 # Memory of a training store beside the rows: buffers of its shards.
 BUDGET_BYTES = 256 << 20
+# Of threads that share nothing: what fits a core's own cache, and what no cache holds.
+CACHED_BYTES, UNCACHED_BYTES = 256 << 10, 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class CoresOptions:
 
     Args:
         cores: Numbers of cores; those that the machine lacks are left out.
-        parts: Which of training, lookups and placement.
+        parts: Which of :data:`PARTS`.
         rows: Rows of each of the 16 tables.
         batches: Batches of an epoch, and lookups of a thread.
         samples: Samples of the placed log.
@@ -215,19 +219,24 @@ def _training(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
 def _lookups(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
     with Store.open(backend="memory", dram_budget="4GiB", seed=sizes.seed) as store:
         EmbeddingBagCollection(sizes.tables(), store=store)
+        for name in sizes.names():
+            # Rows that were never written are made, not read.
+            store.write_rows(name, 0, store.read_rows(name, 0, sizes.rows))
         store.publish(folder / "snapshot")
     batches = list(sizes.epoch())
     with Snapshot.open(folder / "snapshot", dram_budget="4GiB", readers=sizes.cores) as snapshot:
 
         def ask(_: int = 0) -> torch.Tensor:
-            return torch.stack([snapshot.lookup(batch).values()[0] for batch in batches])
+            # A view would keep the whole output, and each lookup would need fresh memory.
+            return torch.stack([snapshot.lookup(batch).values()[0].clone() for batch in batches])
 
-        result = ask()
         with ThreadPoolExecutor(sizes.cores) as threads:
+            # Every thread has memory of its own to warm up.
+            results = list(threads.map(ask, range(sizes.cores)))
             counts.begin()
             list(threads.map(ask, range(sizes.cores)))
             row = counts.row(sizes.cores, sizes.cores * sizes.batches * TABLES * BATCH)
-    return {"unit": "ids", **row, "result": _of(result)}
+    return {"unit": "ids", **row, "result": _of(results[0])}
 
 
 def _placement(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
@@ -245,6 +254,44 @@ def _placement(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
     return {"unit": "pins", **row, "result": result}
 
 
+def _arithmetic(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
+    data = bytes(range(256)) * (CACHED_BYTES // 256)
+
+    def work(_: int) -> str:
+        digest = hashlib.sha256()
+        for _ in range(16 * sizes.batches):
+            digest.update(data)
+        return digest.hexdigest()
+
+    return _apart(sizes, counts, work, 16 * sizes.batches * CACHED_BYTES)
+
+
+def _copies(sizes: _Sizes, folder: Path, counts: CoreCounts) -> Row:
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        source = torch.arange(UNCACHED_BYTES // 4, dtype=torch.int32)
+        return source, source.clone()
+
+    copies = [make() for _ in range(sizes.cores)]
+
+    def work(at: int) -> str:
+        torch.set_num_threads(1)
+        source, copy = copies[at]
+        for _ in range(sizes.batches):
+            copy.copy_(source)
+        return str(int(copy[-1]))
+
+    return _apart(sizes, counts, work, sizes.batches * UNCACHED_BYTES)
+
+
+def _apart(sizes: _Sizes, counts: CoreCounts, work: Callable[[int], str], bytes_each: int) -> Row:
+    """Measures threads that each do the same work, with nothing of it shared."""
+    with ThreadPoolExecutor(sizes.cores) as threads:
+        counts.begin()
+        results = set(threads.map(work, range(sizes.cores)))
+        row = counts.row(sizes.cores, sizes.cores * bytes_each)
+    return {"unit": "bytes", **row, "result": " ".join(results)}
+
+
 def _of(rows: torch.Tensor) -> str:
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
 
@@ -252,7 +299,13 @@ def _of(rows: torch.Tensor) -> str:
 def _main(part: str, cores: int, words: Sequence[str]) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     torch.set_num_threads(cores)
-    measure = {"training": _training, "lookups": _lookups, "placement": _placement}[part]
+    measure = {
+        "training": _training,
+        "lookups": _lookups,
+        "placement": _placement,
+        "arithmetic": _arithmetic,
+        "copies": _copies,
+    }[part]
     # Before any thread is there.
     counts = CoreCounts()
     with tempfile.TemporaryDirectory() as folder:

@@ -224,7 +224,7 @@ def cores(
     out: Out = OUT,
     json: JsonOut = None,
 ) -> None:
-    """Measure how training, lookups and placement scale with cores."""
+    """Measure how training, lookups and placement scale with cores, and the machine itself."""
     wanted = replace(options, cores=numbers("--cores", counts, int), parts=words(parts))
     _told(run_cores(out, wanted, json))
 
