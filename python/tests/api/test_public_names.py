@@ -79,7 +79,7 @@ PARAMETERS = {
     "CodedStore": "seed",
     "CodedStore.of": "store tables",
     "Store.open": "path dram_budget backend durability order on_mismatch io "
-    "disk_quota checkpoint vocabulary_dram shards read_only device hbm_budget "
+    "disk_quota checkpoint vocabulary_dram shards read_only device hbm_budget storage_thread "
     "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
     "Store.publish": "self path model base changes placement codec head_rows shards attachments "

@@ -139,6 +139,12 @@ def forward_training(open_store: OpenStore, kind: str = "adagrad", **options: An
     return Training(open_store(None, **options), OPTIMIZERS[kind])
 
 
+@pytest.fixture(params=[False, True], ids=["one_thread", "storage_thread"])
+def threads(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """Options of a store: who moves its rows."""
+    return {"storage_thread": request.param}
+
+
 # ---------------------------------------------------------------- the same bits
 
 
@@ -152,14 +158,17 @@ def forward_training(open_store: OpenStore, kind: str = "adagrad", **options: An
         ("partial_row_wise_adam", 7),
     ],
 )
-def test_two_epochs_give_the_bits_of_memory(open_store: OpenStore, kind: str, window: int) -> None:
-    ours, theirs = forward_training(open_store, kind), memory_training(open_store, kind)
+def test_two_epochs_give_the_bits_of_memory(
+    open_store: OpenStore, threads: dict[str, bool], kind: str, window: int
+) -> None:
+    ours, theirs = forward_training(open_store, kind, **threads), memory_training(open_store, kind)
     assert_same(ours.run(Known(epochs=2), window=window), theirs.run(Known(epochs=2), window=0))
     assert_same_rows(ours.store, theirs.store)
     order = ours.store.order()
     assert (order["kind"], order["epoch"], order["batch"]) == ("forward", 2, 0)
     budget = ours.store.stats()["budget"]
     assert budget["peak_bytes"] <= budget["limit_bytes"] == 4 << 20
+    assert ("storage thread" in budget["parts"]) == threads["storage_thread"]
 
 
 def test_one_lookahead_serves_several_epochs(open_store: OpenStore) -> None:
@@ -189,14 +198,16 @@ def test_the_least_budget_that_is_named_is_enough(open_store: OpenStore) -> None
     assert ours.store.stats()["store"]["rows_flushed"] > 0, "the budget was never tight"
 
 
-def test_restarts_in_the_middle_of_an_epoch(open_store: OpenStore) -> None:
+def test_restarts_in_the_middle_of_an_epoch(
+    open_store: OpenStore, threads: dict[str, bool]
+) -> None:
     theirs = memory_training(open_store, "adam")
     wanted = theirs.run(Known())
-    ours = forward_training(open_store, "adam")
+    ours = forward_training(open_store, "adam", **threads)
     outputs: list[torch.Tensor] = []
     for stop in (5, 11, BATCHES):
         if outputs:
-            ours = forward_training(open_store, "adam")
+            ours = forward_training(open_store, "adam", **threads)
             ours.load()
         done = len(outputs)
         for batch in tb.lookahead(Known(start=done), ours.emb, window=4, key=itself):

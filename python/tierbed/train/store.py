@@ -143,6 +143,7 @@ class Store(StoreReports):
         read_only: bool = False,
         device: torch.device | str | None = None,
         hbm_budget: int | str | None = None,
+        storage_thread: bool = False,
         seed: int = 0,
     ) -> Self:
         """Opens the store at ``path``, or makes it; continues from its last checkpoint.
@@ -192,6 +193,10 @@ class Store(StoreReports):
                 ``"cpu"`` runs the kernels in Triton's interpreter, for tests.
             hbm_budget: Bytes of the device's memory: two windows, and 128 MiB for copies. By
                 default half of what is free there.
+            storage_thread: In forward order, rows move between memory and disk on a thread of their
+                own while the caller trains, with the same numbers; each shard has one. Worth it
+                where processors are idle while training looks up and updates. It takes 256 KiB of
+                ``dram_budget``. Not with a device, and not in a store that is only read.
             seed: From it come the initial rows of every table.
 
         Raises:
@@ -220,6 +225,7 @@ class Store(StoreReports):
             "io_engine": io.engine,
             "queue_depth": io.queue_depth,
             "disk_quota_bytes": parse_limit(disk_quota, "disk_quota"),
+            "storage_thread": storage_thread,
             "vocabulary_bytes": parse_limit(vocabulary_dram, "vocabulary_dram"),
             "read_only": read_only,
             "kept": checkpoint if read_only else None,

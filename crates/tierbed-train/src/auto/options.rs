@@ -79,6 +79,10 @@ pub struct OrderConfig {
     /// Most bytes on disk.
     #[serde(default)]
     pub disk_quota_bytes: Option<u64>,
+    /// In forward order, rows move on a thread of their own while the caller trains, in each
+    /// shard. The values are the same.
+    #[serde(default)]
+    pub storage_thread: bool,
     /// Memory for index pages of open vocabularies; by default a sixteenth of the budget.
     #[serde(default)]
     pub vocabulary_bytes: Option<u64>,
@@ -134,6 +138,7 @@ impl OrderConfig {
             io_engine: auto(),
             queue_depth: 0,
             disk_quota_bytes: None,
+            storage_thread: false,
             vocabulary_bytes: None,
             isa: auto(),
             read_only: false,
@@ -210,6 +215,9 @@ impl OrderConfig {
 
     pub(crate) fn forward(&self) -> PlannedConfig {
         PlannedConfig {
+            // A device brings rows back when they move, so they move where it is called; one who
+            // only reads moves none.
+            pipeline: self.storage_thread && self.device.is_none() && !self.read_only,
             io_engine: self.io_engine.clone(),
             disk_quota_bytes: self.disk_quota_bytes,
             isa: self.isa.clone(),
