@@ -35,12 +35,12 @@ class Event:
     number: int
 
 
-#: What the processor counts, where the machine lets it.
+#: What the processor counts outside the kernel, where the machine lets it.
 EVENTS = {"cycles": Event(0, 0), "instructions": Event(0, 1), "cache_misses": Event(0, 3)}
 _SYSCALLS = {"x86_64": 298, "aarch64": 241}
 _ATTRIBUTE_BYTES = 64
 _INHERIT = 1 << 1
-# What others do in the kernel and below it is not ours to see.
+# Without privileges a process may count only what it does outside the kernel.
 _EXCLUDE_KERNEL = 1 << 5
 _EXCLUDE_HV = 1 << 6
 
@@ -142,7 +142,7 @@ class Scaling:
     def half_cores(self) -> float | None:
         """Cores on which speed is half of its limit; None where nothing limits it.
 
-        More cores are no use: twice as many add a third to the speed.
+        Twice as many add only a third to the speed.
         """
         return 1.0 / self.serial_share - 1.0 if self.serial_share > 0.0 else None
 

@@ -215,8 +215,8 @@ impl OrderConfig {
 
     pub(crate) fn forward(&self) -> PlannedConfig {
         PlannedConfig {
-            // A device brings rows back when they move, so they move where it is called; one who
-            // only reads moves none.
+            // Not with a device, whose copies are the calling thread's; a store that is only read
+            // moves no rows.
             pipeline: self.storage_thread && self.device.is_none() && !self.read_only,
             io_engine: self.io_engine.clone(),
             disk_quota_bytes: self.disk_quota_bytes,

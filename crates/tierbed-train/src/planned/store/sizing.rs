@@ -32,7 +32,7 @@ const CHUNK_BYTES: u64 = 4 * size_of::<Chunk>() as u64;
 /// Mean flush is this many thousandths of (memory squared / table bytes), measured on a
 /// Criteo-shaped trace.
 const FLUSH_THOUSANDTHS: u128 = 30;
-/// Tenths of the memory that were left for waiting rows there.
+/// About the tenths of a budget that are left for waiting rows, windows and buffers apart.
 const USUAL_SHARE_TENTHS: u64 = 7;
 
 /// What one size class needs and gets.
