@@ -161,7 +161,7 @@ class StoreOptions(TypedDict):
     io_engine: IoEngine
     queue_depth: int
     disk_quota_bytes: int | None
-    storage_thread: bool
+    storage_thread: bool | None
     vocabulary_bytes: int | None
     read_only: bool
     kept: str | None

@@ -26,7 +26,8 @@ use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_train::planned::{
-    EpochPlan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine, PlannedStats,
+    EpochPlan, Pipeline, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
+    PlannedStats,
 };
 use tierbed_train::window::{Backend, WindowConfig, WindowEngine};
 
@@ -102,7 +103,7 @@ impl Job {
 
     fn config(&self) -> PlannedConfig {
         PlannedConfig {
-            pipeline: self.pipeline,
+            pipeline: if self.pipeline { Pipeline::On } else { Pipeline::Off },
             span_windows: self.span_windows,
             ..PlannedConfig::new(self.budget_bytes)
         }

@@ -16,7 +16,7 @@ use common::{smallest_config, Job};
 use tierbed_core::{ErrorKind, OptimizerKind};
 use tierbed_io::Folder;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
-use tierbed_train::planned::{EpochPlan, PlannedConfig};
+use tierbed_train::planned::{EpochPlan, Pipeline, PlannedConfig};
 
 fn job_and_plan() -> (Job, EpochPlan) {
     let job = Job::pooled(OptimizerKind::Adagrad, 1);
@@ -29,11 +29,11 @@ fn a_thread_changes_no_bit_and_no_byte_on_disk() {
     let (job, plan) = job_and_plan();
     let features = job.features();
     let pipelined = smallest_config(&job, &plan);
-    assert!(pipelined.pipeline);
+    assert_eq!(pipelined.pipeline, Pipeline::On);
     // The thread's stack is paid for; without it the same memory is left for rows.
     let stack_bytes = 256 << 10;
     let single = PlannedConfig {
-        pipeline: false,
+        pipeline: Pipeline::Off,
         dram_budget_bytes: pipelined.dram_budget_bytes - stack_bytes,
         ..pipelined.clone()
     };
@@ -52,6 +52,24 @@ fn a_thread_changes_no_bit_and_no_byte_on_disk() {
         dumps.push((traces, job.records(&mut engine).unwrap()));
     }
     assert!(dumps[0] == dumps[1]);
+}
+
+#[test]
+fn a_thread_that_may_be_left_out_never_raises_the_least_budget() {
+    let (job, plan) = job_and_plan();
+    let open = |pipeline, dram_budget_bytes| {
+        let config = PlannedConfig { pipeline, dram_budget_bytes, ..smallest_config(&job, &plan) };
+        job.open(Arc::new(SimFolder::default()), &plan, &config)
+    };
+    let has_thread = |bytes| {
+        let engine = open(Pipeline::IfItFits, bytes).unwrap();
+        engine.budget().report().parts.contains_key("storage thread")
+    };
+    let least_bytes = |pipeline| open(pipeline, 1000).unwrap_err().minimum_bytes().unwrap();
+    let (without, with) = (least_bytes(Pipeline::Off), least_bytes(Pipeline::On));
+    assert!(without < with);
+    assert_eq!(least_bytes(Pipeline::IfItFits), without);
+    assert!(!has_thread(without) && !has_thread(with - 1) && has_thread(with));
 }
 
 #[test]

@@ -358,6 +358,8 @@ def refusals() -> None:
         training.step(next(training.batches()))
         with pytest.raises(tb.UnsupportedError, match="one shard"):
             tb.Store.open(f"{folder}/two", device=DEVICE, shards=2)
+        with pytest.raises(tb.UnsupportedError, match="leave storage_thread out"):
+            tb.Store.open(f"{folder}/two", device=DEVICE, storage_thread=True)
         tb.Store.open(f"{folder}/two", device=DEVICE, shards=1).close()
         with pytest.raises(tb.InvalidError, match="give device"):
             tb.Store.open(f"{folder}/none", hbm_budget="1GiB")

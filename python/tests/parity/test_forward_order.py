@@ -171,6 +171,21 @@ def test_two_epochs_give_the_bits_of_memory(
     assert ("storage thread" in budget["parts"]) == threads["storage_thread"]
 
 
+def test_one_processor_and_little_memory_have_no_storage_thread(open_store: OpenStore) -> None:
+    def has_thread(budget: str) -> bool:
+        training = forward_training(open_store, dram_budget=budget, name=f"store-{budget}")
+        training.run(Known(), window=4)
+        return "storage thread" in training.store.stats()["budget"]["parts"]
+
+    assert not has_thread("15MiB")
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        assert not has_thread("16MiB")
+    finally:
+        os.sched_setaffinity(0, processors)
+
+
 def test_one_lookahead_serves_several_epochs(open_store: OpenStore) -> None:
     ours, theirs = forward_training(open_store), memory_training(open_store)
     ahead = tb.lookahead(Known(), ours.emb, window=4, key=itself)

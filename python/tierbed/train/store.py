@@ -143,7 +143,7 @@ class Store(StoreReports):
         read_only: bool = False,
         device: torch.device | str | None = None,
         hbm_budget: int | str | None = None,
-        storage_thread: bool = False,
+        storage_thread: bool | None = None,
         seed: int = 0,
     ) -> Self:
         """Opens the store at ``path``, or makes it; continues from its last checkpoint.
@@ -194,9 +194,10 @@ class Store(StoreReports):
             hbm_budget: Bytes of the device's memory: two windows, and 128 MiB for copies. By
                 default half of what is free there.
             storage_thread: In forward order, rows move between memory and disk on a thread of their
-                own while the caller trains, with the same numbers; each shard has one. Worth it
-                where processors are idle while training looks up and updates. It takes 256 KiB of
-                ``dram_budget``. Not with a device, and not in a store that is only read.
+                own while the caller trains, with the same numbers; each shard has one. None has
+                it where the process may use two processors for each shard and ``dram_budget`` is
+                at least 16 MiB for each, 256 KiB of which the thread takes. Unsupported with a
+                device; a store that is only read has none.
             seed: From it come the initial rows of every table.
 
         Raises:

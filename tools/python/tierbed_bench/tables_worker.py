@@ -1,14 +1,13 @@
 """One system that is called through Python, in a process of its own.
 
 Same commands as the native worker: ``open`` and ``run``, whose mode ``skip`` trains and does not
-count rows. A step is a lookup, a synthetic gradient and the optimizer's step, with one thread,
-without a dense model; in forward order the look-ahead, too. Reading the trace is not in it.
+count rows. A step is a lookup, a synthetic gradient and the optimizer's step, without a dense
+model; in forward order the look-ahead, too. Reading the trace is not in it.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import torch
 
 from tierbed.config.optim import Adagrad, RowWiseAdagrad
 from tierbed.config.tables import EmbeddingBagConfig, Uniform
-from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import EmbeddingBagCollection
 from tierbed.train.lookahead import lookahead
@@ -59,11 +58,12 @@ class _Forward:
     """Our tables in forward order, as a training loop uses them."""
 
     def __init__(self, job: dict[str, Any], trace: Trace) -> None:
-        if "order" not in inspect.signature(Store.open).parameters:
-            raise UnsupportedError("the forward order cannot be chosen from Python yet")
-        opener: Any = Store.open
-        self._store: Store = opener(
-            Path(job["folder"]), dram_budget=int(job["dram_budget_bytes"]), order="forward", seed=1
+        self._store = Store.open(
+            Path(job["folder"]),
+            dram_budget=int(job["dram_budget_bytes"]),
+            order="forward",
+            storage_thread=int(job["threads"]) > 1,
+            seed=1,
         )
         self.reading = _Reading(trace)
         self._bags = EmbeddingBagCollection(
@@ -152,6 +152,7 @@ class _Answers:
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "open":
+            torch.set_num_threads(int(command["job"]["threads"]))
             at = time.perf_counter()
             self._session = _Session(command["job"])
             return {"seconds": time.perf_counter() - at}
@@ -163,7 +164,6 @@ class _Answers:
 
 def main() -> None:
     """Serves commands until standard input ends."""
-    torch.set_num_threads(1)
     answer_commands(_Answers().answer)
 
 

@@ -6,7 +6,8 @@ that :func:`tierbed.lookahead` has by default. The forward order stays open from
 other system in turn trains some batches to warm up, and then slices that alternate with the forward
 order's slices *of the same batches*. Ratios are medians over pairs of slices, so that neighbours'
 load falls on both sides. Native systems are driven without Python; ``forward_python``, torch and
-FBGEMM are called through Python, with one thread.
+FBGEMM are called through Python. All have one thread, but for those that say so in their names: the
+second one is torch's and FBGEMM's for their arithmetic, and moves rows in the forward order.
 
 Slices are short next to an epoch: amplification of the baselines is still rising when they end.
 """
@@ -68,13 +69,13 @@ class _System:
     order: str
     native: str = ""
     dram_share: float | None = None
-    is_pipelined: bool = False  # rows move on a thread of their own
+    threads: int = 1  # in forward order the second one moves rows
 
 
 _SYSTEMS = (
     _System(name="memory", kind="memory", order="any"),
     # Early: they must come to where the forward order stands before they can be held beside it.
-    _System(name="forward_pipelined", kind="forward", order="forward", is_pipelined=True),
+    _System(name="forward_pipelined", kind="forward", order="forward", threads=2),
     _System(name="forward_2_5_percent", kind="forward", order="forward", dram_share=0.025),
     _System(name="forward_20_percent", kind="forward", order="forward", dram_share=0.2),
     _System(name="rocksdb", kind="keyed", order="by key"),
@@ -85,6 +86,11 @@ _SYSTEMS = (
     _System(name="forward_python", kind="python", order="forward", native="forward"),
     _System(name="torch", kind="python", order="any"),
     _System(name="fbgemm", kind="python", order="any"),
+    _System(
+        name="forward_python_2_threads", kind="python", order="forward", native="forward", threads=2
+    ),
+    _System(name="torch_2_threads", kind="python", order="any", native="torch", threads=2),
+    _System(name="fbgemm_2_threads", kind="python", order="any", native="fbgemm", threads=2),
 )
 
 _PARTS = tuple(
@@ -146,7 +152,6 @@ def run_training(out: Path, options: TrainingOptions, json_path: Path | None = N
         "dim": DIM,
         "batch_len": size.batch_len,
         "look_ahead_batches": LOOK_AHEAD_BATCHES,
-        "threads": "1 training thread each, which reads from the store, too",
         **bench.told,
         "notes": notes,
     }
@@ -211,6 +216,7 @@ class _Bench:
             name=system.name,
             kind=system.kind,
             order=system.order,
+            threads=system.threads,
             scale=self.size.scale,
             batch_len=self.size.batch_len,
             dram_share=1.0 if in_memory else share,
@@ -264,7 +270,7 @@ class _Bench:
         outcome.warm = worker.ask(
             "run", first=self.batches, count=self.size.warm_batches, mode="train"
         )
-        if system.dram_share is None and not system.is_pipelined:
+        if system.dram_share is None and system.threads == 1:
             self.first = self.batches + self.size.warm_batches
 
     def _job(self, system: _System, name: str, budget: int, plan: Path) -> dict[str, Any]:
@@ -277,7 +283,7 @@ class _Bench:
             "batch_len": self.size.batch_len,
             "dram_budget_bytes": budget,
             "look_ahead_batches": LOOK_AHEAD_BATCHES,
-            "is_pipelined": system.is_pipelined,
+            "threads": system.threads,
         }
 
     def _pair(

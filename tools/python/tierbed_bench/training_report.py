@@ -24,6 +24,7 @@ class Outcome:
     name: str
     kind: str
     order: str
+    threads: int
     scale: float
     batch_len: int
     dram_share: float
@@ -77,7 +78,7 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
         "window": outcome.look_ahead,
         "scale": outcome.scale,
         "batch_len": outcome.batch_len,
-        "threads": 1,
+        "threads": outcome.threads,
         "through_python": outcome.kind == "python",
     }
     if outcome.skipped is not None or not outcome.slices:
@@ -180,6 +181,8 @@ _RATIOS = {
     "forward_pipelined_vs_memory": ("forward_pipelined", "memory"),
     "forward_vs_torch": ("forward_python", "torch"),
     "forward_vs_fbgemm": ("forward_python", "fbgemm"),
+    "forward_2_threads_vs_torch": ("forward_python_2_threads", "torch_2_threads"),
+    "forward_2_threads_vs_fbgemm": ("forward_python_2_threads", "fbgemm_2_threads"),
     "forward_vs_hashdb": ("forward", "hashdb"),
     "forward_vs_file": ("forward", "file"),
     "forward_vs_recdb": ("forward", "recdb"),

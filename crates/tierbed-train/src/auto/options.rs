@@ -1,11 +1,12 @@
 //! Options of a training store.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::planned::device::DeviceWindows;
-use crate::planned::PlannedConfig;
+use crate::planned::{Pipeline, PlannedConfig};
 use crate::window::{Backend, Durability, WindowConfig};
 
 /// Which order a store may follow.
@@ -80,9 +81,10 @@ pub struct OrderConfig {
     #[serde(default)]
     pub disk_quota_bytes: Option<u64>,
     /// In forward order, rows move on a thread of their own while the caller trains, in each
-    /// shard. The values are the same.
+    /// shard. The values are the same. `None` has it where the process may use two processors
+    /// for each shard, and the memory is not small.
     #[serde(default)]
-    pub storage_thread: bool,
+    pub storage_thread: Option<bool>,
     /// Memory for index pages of open vocabularies; by default a sixteenth of the budget.
     #[serde(default)]
     pub vocabulary_bytes: Option<u64>,
@@ -120,6 +122,9 @@ const IDS_SHARE: u64 = 16;
 /// Least memory of that index.
 const IDS_MIN_BYTES: u64 = 1 << 20;
 
+/// With less memory there is no storage thread unless it is asked for.
+const THREAD_BUDGET_MIN_BYTES: u64 = 16 << 20;
+
 fn aside_bytes_of(budget_bytes: u64) -> u64 {
     (budget_bytes / ASIDE_SHARE).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES)
 }
@@ -138,7 +143,7 @@ impl OrderConfig {
             io_engine: auto(),
             queue_depth: 0,
             disk_quota_bytes: None,
-            storage_thread: false,
+            storage_thread: None,
             vocabulary_bytes: None,
             isa: auto(),
             read_only: false,
@@ -200,6 +205,27 @@ impl OrderConfig {
         least_bytes
     }
 
+    // Whether rows move on a thread of their own.
+    fn pipeline(&self) -> Pipeline {
+        // Not with a device, whose copies are the calling thread's; a store that is only read
+        // moves no rows.
+        let may_have = self.device.is_none() && !self.read_only;
+        match self.storage_thread {
+            Some(true) if may_have => Pipeline::On,
+            None if may_have && self.pays_for_threads(1) => Pipeline::IfItFits,
+            _ => Pipeline::Off,
+        }
+    }
+
+    /// Tells whether a storage thread for each of `shard_count` shards is likely to pay: each has
+    /// two processors, and more memory than its stack is worth.
+    pub(crate) fn pays_for_threads(&self, shard_count: usize) -> bool {
+        // Where the number of processors is not known, one is sure to be there.
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let least_bytes = THREAD_BUDGET_MIN_BYTES * shard_count as u64;
+        processors >= 2 * shard_count && self.dram_budget_bytes >= least_bytes
+    }
+
     pub(crate) fn engine(&self, backend: Backend) -> WindowConfig {
         WindowConfig {
             backend,
@@ -215,14 +241,41 @@ impl OrderConfig {
 
     pub(crate) fn forward(&self) -> PlannedConfig {
         PlannedConfig {
-            // Not with a device, whose copies are the calling thread's; a store that is only read
-            // moves no rows.
-            pipeline: self.storage_thread && self.device.is_none() && !self.read_only,
+            pipeline: self.pipeline(),
             io_engine: self.io_engine.clone(),
             disk_quota_bytes: self.disk_quota_bytes,
             isa: self.isa.clone(),
             device: self.device.clone(),
             ..PlannedConfig::new(self.forward_bytes())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE_BYTES: u64 = 8 << 30;
+
+    fn pipeline_of(config: &OrderConfig) -> Pipeline {
+        config.forward().pipeline
+    }
+
+    #[test]
+    fn a_thread_is_there_by_processors_and_memory_unless_the_options_say() {
+        let config = OrderConfig::new(LARGE_BYTES);
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let by_processors = if processors > 1 { Pipeline::IfItFits } else { Pipeline::Off };
+        assert_eq!(pipeline_of(&config), by_processors);
+        assert!(!config.pays_for_threads(processors));
+        assert_eq!(pipeline_of(&OrderConfig::new(THREAD_BUDGET_MIN_BYTES - 1)), Pipeline::Off);
+        for (asked, pipeline) in [(true, Pipeline::On), (false, Pipeline::Off)] {
+            let config = OrderConfig { storage_thread: Some(asked), ..config.clone() };
+            assert_eq!(pipeline_of(&config), pipeline);
+            let small = OrderConfig { dram_budget_bytes: 1 << 20, ..config.clone() };
+            assert_eq!(pipeline_of(&small), pipeline);
+            let looking = OrderConfig { read_only: true, ..config };
+            assert_eq!(pipeline_of(&looking), Pipeline::Off);
         }
     }
 }

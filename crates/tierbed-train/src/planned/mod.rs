@@ -16,6 +16,8 @@ pub mod plan;
 mod store;
 
 pub(crate) use engine::{grown, stored_plan};
-pub use engine::{AnySink, Piece, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND};
+pub use engine::{
+    AnySink, Piece, Pipeline, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND,
+};
 pub use plan::{copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 pub use tierbed_kernels::Grads;

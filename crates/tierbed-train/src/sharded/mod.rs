@@ -202,6 +202,10 @@ impl ShardedEngine {
                 .with("shards", shard_count)
                 .with("allowed", format_args!("1..={SHARDS_MAX}")));
         }
+        if config.device.is_some() && config.storage_thread == Some(true) {
+            return Err(Error::unsupported("windows on a device have no storage thread")
+                .with("remedy", "leave storage_thread out, or open the store without a device"));
+        }
         if shard_count > 1 && config.device.is_some() {
             return Err(Error::unsupported("windows of several shards are not held by a device")
                 .with("shards", shard_count)
@@ -209,7 +213,13 @@ impl ShardedEngine {
         }
         let shards = match shard_count {
             1 => Shards::One(Box::new(AutoEngine::open_in(folder, config)?)),
-            many => Shards::Many(Box::new(ShardSet::open(folder, many, config)?)),
+            many => {
+                // Of one shard by itself, `None` would not know of the others.
+                let pays = || config.pays_for_threads(many);
+                let storage_thread = config.storage_thread.or_else(|| (!pays()).then_some(false));
+                let config = OrderConfig { storage_thread, ..config.clone() };
+                Shards::Many(Box::new(ShardSet::open(folder, many, &config)?))
+            }
         };
         Ok(Self { shards, look: None })
     }

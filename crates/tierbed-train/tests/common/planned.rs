@@ -11,7 +11,7 @@ use tierbed_kernels::{FeatureLayout, Hyper, Pooling};
 use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::planned::{
-    EpochPlan, Grads, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
+    EpochPlan, Grads, Pipeline, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };
 use tierbed_train::window::{WindowConfig, WindowEngine};
 use tierbed_train::TableRows;
@@ -242,7 +242,7 @@ pub(crate) fn smallest_with(
 ) -> PlannedConfig {
     let mut config = PlannedConfig {
         io_engine: "inline".into(),
-        pipeline: job.seed % 2 == 1,
+        pipeline: if job.seed % 2 == 1 { Pipeline::On } else { Pipeline::Off },
         extent_bytes: 16 << 10,
         span_windows,
         ..PlannedConfig::new(1000)

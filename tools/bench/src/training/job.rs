@@ -29,12 +29,16 @@ pub struct Job {
     /// Most batches announced to the window engine, for stores.
     #[serde(default)]
     pub look_ahead_batches: usize,
-    /// Whether rows move on a thread of their own, for `forward`.
-    #[serde(default)]
-    pub is_pipelined: bool,
+    /// Threads; of two, `forward` has one that moves rows.
+    #[serde(default = "one_thread")]
+    pub threads: u32,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     #[serde(default = "default_io_engine")]
     pub io_engine: String,
+}
+
+fn one_thread() -> u32 {
+    1
 }
 
 fn default_io_engine() -> String {

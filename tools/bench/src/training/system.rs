@@ -4,7 +4,7 @@ use serde_json::{json, Value};
 use tierbed_core::{Bags, Error, Result, Schema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Grads};
-use tierbed_train::planned::{EpochPlan, PlannedConfig, PlannedEngine};
+use tierbed_train::planned::{EpochPlan, Pipeline, PlannedConfig, PlannedEngine};
 use tierbed_train::BatchToken;
 
 use super::batches::Batches;
@@ -32,7 +32,15 @@ impl Forward {
         let plan = EpochPlan::open(&FsFolder::open(folder.clone())?, "plan")?;
         let mut config = PlannedConfig::new(job.dram_budget_bytes);
         config.io_engine.clone_from(&job.io_engine);
-        config.pipeline = job.is_pipelined;
+        config.pipeline = match job.threads {
+            1 => Pipeline::Off,
+            2 => Pipeline::On,
+            threads => {
+                return Err(
+                    Error::invalid("forward has one or two threads").with("threads", threads)
+                )
+            }
+        };
         let mut engine = PlannedEngine::open(&job.folder, schema, plan, &config)?;
         for feature in features.features() {
             engine.set_hyper(feature.table, hyper())?;

@@ -47,7 +47,7 @@ fn job(folder: &Path, system: &str, look_ahead_batches: usize) -> Job {
         batch_len: BATCH_LEN,
         dram_budget_bytes: if system == "forward" { 600_000 } else { 200_000 },
         look_ahead_batches,
-        is_pipelined: false,
+        threads: 1,
         io_engine: "inline".to_owned(),
     }
 }

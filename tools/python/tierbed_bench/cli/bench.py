@@ -26,6 +26,7 @@ from tierbed_bench.lookup import run_lookup
 from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, run_lookup_log
 from tierbed_bench.models import ModelOptions, run_models
 from tierbed_bench.network import NetworkOptions, run_network
+from tierbed_bench.overlap import OverlapOptions, run_overlap
 from tierbed_bench.peers.suite import PeersOptions, run_peers
 from tierbed_bench.placement import PlacementOptions, run_placement
 from tierbed_bench.plans import PlanOptions, run_plans
@@ -229,6 +230,20 @@ def cores(
     _told(run_cores(out, wanted, json))
 
 
+def overlap(
+    *,
+    options: Annotated[OverlapOptions, Fields(skip=("widths",))],
+    widths: Annotated[
+        str, typer.Option("--widths", help="Of the dense part, by comma; 0 is no dense part.")
+    ] = "0,64,256,1024",
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Measure what a storage thread brings beside dense parts of several sizes."""
+    wanted = replace(options, widths=numbers("--widths", widths, int))
+    _told(run_overlap(out, wanted, json))
+
+
 def big(
     *,
     options: Annotated[BigOptions, Fields()],
@@ -374,6 +389,7 @@ for suite in (
     placement,
     shards,
     cores,
+    overlap,
     big,
     exchange,
     serve,

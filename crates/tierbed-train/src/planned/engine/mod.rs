@@ -50,7 +50,7 @@ use crate::planned::store::storage_thread::StorageThread;
 use crate::planned::store::window_rows::WindowRows;
 use crate::window::changes::{Changes, Room};
 use device::Device;
-pub use options::PlannedConfig;
+pub use options::{Pipeline, PlannedConfig};
 pub use pieces::Piece;
 pub(crate) use planned::stored_plan;
 pub(crate) use replan::grown;
@@ -239,7 +239,7 @@ impl PlannedEngine {
         room: Reservations,
     ) -> Result<Self> {
         let PlannedTables { schema, plan } = tables;
-        let Reservations { sizes, disk, budget, chunk_memory, memory, .. } = room;
+        let Reservations { sizes, disk, budget, chunk_memory, has_thread, memory, .. } = room;
         let extent_bytes = stored.extent_bytes(
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
         );
@@ -270,8 +270,7 @@ impl PlannedEngine {
         let hypers = stored.hypers(&schema);
         let has_open_tables = schema.tables().iter().any(TableSchema::is_own);
         assert_eq!(hypers.len(), schema.tables().len(), "every table has its steps");
-        let storage =
-            (config.pipeline && !stored.is_moving()).then(StorageThread::start).transpose()?;
+        let storage = has_thread.then(StorageThread::start).transpose()?;
         Ok(Self {
             device,
             pipeline: WindowPipeline::new(Box::new(mover), current, storage),

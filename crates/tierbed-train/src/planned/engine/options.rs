@@ -4,6 +4,20 @@ use std::sync::Arc;
 
 use crate::planned::device::DeviceWindows;
 
+/// Whether storage work is done on a thread of its own while the caller computes.
+///
+/// The values are the same. With a thread it costs a second processor part of the time; without,
+/// every batch does its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pipeline {
+    /// In the caller's thread.
+    Off,
+    /// On a thread, whose stack counts as memory.
+    On,
+    /// On a thread if the memory holds its stack, too.
+    IfItFits,
+}
+
 /// Options of a [`PlannedEngine`](crate::planned::PlannedEngine).
 #[derive(Debug, Clone)]
 pub struct PlannedConfig {
@@ -12,9 +26,8 @@ pub struct PlannedConfig {
     /// Largest extent, unless a record is longer. Many small buckets get smaller ones, so that
     /// half-filled extents cost little disk. Read when the store is made.
     pub extent_bytes: usize,
-    /// Does storage work on a thread of its own while the caller computes. The values are the
-    /// same; it costs a second core part of the time. Without it, every batch does its share.
-    pub pipeline: bool,
+    /// Who does the storage work.
+    pub pipeline: Pipeline,
     /// Windows that share a bucket while they are far away: `None` chooses by memory, as few as
     /// have a page of it each; 0 is a bucket per window. A store keeps those its rows wait in
     /// until it moves to another plan.
@@ -34,7 +47,7 @@ impl Default for PlannedConfig {
         Self {
             dram_budget_bytes: 256 << 20,
             extent_bytes: 256 << 10,
-            pipeline: false,
+            pipeline: Pipeline::Off,
             span_windows: None,
             io_engine: "auto".to_owned(),
             disk_quota_bytes: None,

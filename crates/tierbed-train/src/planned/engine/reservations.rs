@@ -7,7 +7,7 @@ use super::dump::DUMP_BUF_BYTES;
 use super::replan::answer_bytes as answer_bytes_for;
 use super::scratch::Scratch;
 use super::stored::Stored;
-use super::{PlannedConfig, PlannedTables, EXTENTS_FILE};
+use super::{Pipeline, PlannedConfig, PlannedTables, EXTENTS_FILE};
 use crate::planned::store::disk::Disk;
 use crate::planned::store::sizing::{Sizes, SpanRequest};
 use crate::planned::store::storage_thread::STACK_BYTES;
@@ -32,6 +32,8 @@ pub(super) struct Reservations {
     pub(super) disk: Disk,
     pub(super) budget: Budget,
     pub(super) chunk_memory: Reservation,
+    /// Rows move on a thread of their own, whose stack is paid for.
+    pub(super) has_thread: bool,
     /// For finding first uses, when rows are moved.
     pub(super) answer_bytes: u64,
     pub(super) memory: Vec<Reservation>,
@@ -49,6 +51,16 @@ impl Reservations {
         stored: &Stored,
         purpose: Purpose,
     ) -> Result<Self> {
+        if config.pipeline == Pipeline::IfItFits {
+            let try_with = |pipeline| {
+                let config = PlannedConfig { pipeline, ..config.clone() };
+                Self::reserve_once(folder, tables, &config, stored, purpose)
+            };
+            match try_with(Pipeline::On) {
+                Err(error) if error.minimum_bytes().is_some() => {}
+                result => return result,
+            }
+        }
         let result = Self::reserve_once(folder, tables, config, stored, purpose);
         let Err(error) = result else { return result };
         let Some(named) = error.minimum_bytes() else { return Err(error) };
@@ -110,6 +122,7 @@ impl Reservations {
         };
         let disk = Disk::new(device, &options)?;
         memory.push(budget.reserve("io buffers", disk.memory_bytes())?);
+        let has_thread = config.pipeline == Pipeline::On && purpose == Purpose::Training;
         let mut answer_bytes = 0;
         let chunk_memory = match purpose {
             Purpose::Training => {
@@ -118,7 +131,7 @@ impl Reservations {
                     "rows of windows",
                     sizes.arenas_bytes + sizes.staging_bytes() as u64,
                 )?);
-                if config.pipeline {
+                if has_thread {
                     memory.push(budget.reserve("storage thread", STACK_BYTES as u64)?);
                 }
                 // The slack is for chunk lists; those there already have had their part of it.
@@ -136,6 +149,6 @@ impl Reservations {
         let used_bytes = budget.limit_bytes() - budget.free_bytes();
         let taken_bytes = sizes.share_out(used_bytes, budget.free_bytes())?;
         memory.push(budget.reserve("waiting rows", taken_bytes)?);
-        Ok(Self { sizes, disk, budget, chunk_memory, answer_bytes, memory })
+        Ok(Self { sizes, disk, budget, chunk_memory, has_thread, answer_bytes, memory })
     }
 }
