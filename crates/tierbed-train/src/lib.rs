@@ -16,6 +16,7 @@ pub mod coded;
 mod engine;
 mod folders;
 mod hypers;
+mod parts;
 pub mod planned;
 mod repair;
 mod sharded;

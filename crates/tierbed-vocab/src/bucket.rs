@@ -49,7 +49,7 @@ pub fn mix(id: i64) -> u64 {
 
 /// Returns the id whose hash is `hash`.
 #[must_use]
-pub(crate) fn unmix(hash: u64) -> i64 {
+pub fn unmix(hash: u64) -> i64 {
     let mut z = hash ^ (hash >> 31) ^ (hash >> 62);
     z = z.wrapping_mul(0x3196_42b2_d24d_8ec3);
     z = z ^ (z >> 27) ^ (z >> 54);

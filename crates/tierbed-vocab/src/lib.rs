@@ -31,7 +31,7 @@ mod policy;
 mod published;
 mod vocabulary;
 
-pub use bucket::mix;
+pub use bucket::{mix, unmix};
 pub use pages::{PageCache, PAGE_BYTES};
 pub use policy::{Eviction, Policy};
 pub use published::{PageSource, Published};

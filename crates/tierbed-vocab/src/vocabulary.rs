@@ -9,6 +9,7 @@
 
 mod copy;
 mod evict;
+mod give;
 mod scratch;
 
 use serde::{Deserialize, Serialize};

@@ -9,7 +9,7 @@ from .sources import REPOSITORY, in_python, in_rust, listed
 #: What removes something must be followed: that nothing is lost is seen, not believed.
 _REMOVES = ("delete", "remove", "drop ", "dropping", "overwrite", "wipe", "clear", "empty the")
 #: Remedies that no test follows; the number may only fall.
-LEFT_MAX = 60
+LEFT_MAX = 58
 
 
 def test_every_remedy_is_listed_and_every_entry_is_a_remedy() -> None:

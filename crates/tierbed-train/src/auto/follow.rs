@@ -17,6 +17,7 @@ use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::ids::IDS_PREFIX;
 use crate::auto::options::{OnMismatch, Order};
 use crate::auto::planned::Planned;
+use crate::auto::sorted_ids::IdSorter;
 use crate::engine::{PlanFollower, TrainEngine};
 
 /// Names of plans, and of their scratch files, start so.
@@ -60,10 +61,8 @@ pub enum Answer {
 pub(crate) struct Making {
     builder: PlanBuilder,
     name: String,
-    /// Table of each feature.
-    tables: Vec<TableId>,
-    /// Rows of the batch, where ids get them.
-    rows: Vec<i64>,
+    /// Finds rows of ids, where there are open tables.
+    sorter: Option<IdSorter>,
 }
 
 /// What a plan is made of.
@@ -124,31 +123,35 @@ impl PlanFollower for AutoEngine {
         };
         let name = if is_taken(&name) { other } else { name };
         assert!(!is_taken(&name), "the plan that rows lie along would be written over");
-        let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
-        self.making = Some(Making { builder, name, tables: tables_of(features), rows: Vec::new() });
+        let builder =
+            PlanBuilder::new(Arc::clone(&folder), &name, shape, &request.source, options)?;
+        let sorter =
+            self.ids.as_ref().map(|ids| IdSorter::new(folder, &name, tables_of(features), ids));
+        self.making = Some(Making { builder, name, sorter: sorter.transpose()? });
         Ok(())
     }
 
     fn push_planned(&mut self, bags: &Bags<'_>, is_stepped: bool) -> Result<()> {
         let Self { making, ids, open, .. } = self;
         let making = making.as_mut().ok_or_else(|| Error::invalid("no plan is being made"))?;
-        let Some(ids) = ids else { return making.builder.push(bags) };
-        let Making { builder, tables, rows, .. } = making;
-        if tables.len() != bags.feature_count {
-            return Err(Error::invalid("batch has another number of features than the plan")
-                .with("features", bags.feature_count)
-                .with("expected", tables.len()));
-        }
-        rows.resize(bags.indices.len(), 0);
-        ids.plan(tables, bags, is_stepped, rows)?;
-        let planned = Bags { indices: rows, ..*bags };
-        builder.push_translated(&planned, bags, &|table| open.contains_key(&table))
+        let Making { builder, sorter, .. } = making;
+        let (Some(ids), Some(sorter)) = (ids, sorter) else { return builder.push(bags) };
+        let is_open = |table| open.contains_key(&table);
+        builder.check_ids(bags, &is_open)?;
+        sorter.push(ids, bags, is_stepped, &mut |bags, checksum| {
+            builder.push_translated(bags, checksum, &is_open)
+        })
     }
 
     fn finish_plan(&mut self) -> Result<()> {
         let making = self.making.take();
-        let Making { builder, name, .. } =
+        let Making { mut builder, name, sorter } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
+        if let (Some(ids), Some(mut sorter)) = (&mut self.ids, sorter) {
+            sorter.flush(ids, &mut |bags, checksum| {
+                builder.push_translated(bags, checksum, &|table| self.open.contains_key(&table))
+            })?;
+        }
         // Rows of ids that are not durable are nobody's; ids that no plan uses only wait.
         self.commit_ids()?;
         builder.finish()?;

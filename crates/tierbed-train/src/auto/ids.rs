@@ -37,6 +37,8 @@ const CHECKPOINT: &str = "ids";
 /// Entries copied at once.
 const CHUNK_IDS: usize = 4096;
 const MS_PER_MINUTE: u64 = 60_000;
+/// Rows of a table before ids have any: the shared row.
+const ROWS_MIN: u64 = SHARED_ROW + 1;
 
 /// See the module documentation.
 pub(crate) struct PlannedIds {
@@ -89,9 +91,9 @@ impl PlannedIds {
             memory_bytes >= config.ids_bytes(),
             "{memory_bytes} bytes are too few for an index"
         );
-        // Pages get half, and most of what is more than usual.
+        // Pages get half, and a quarter of what is more than usual, which is for sorting.
         let usual_bytes = config.ids_bytes();
-        let vocabulary_bytes = usual_bytes / 2 + (memory_bytes - usual_bytes) / 4 * 3;
+        let vocabulary_bytes = usual_bytes / 2 + (memory_bytes - usual_bytes) / 4;
         let config = WindowConfig {
             io_engine: config.io_engine.clone(),
             queue_depth: config.queue_depth,
@@ -166,25 +168,57 @@ impl PlannedIds {
         self.engine().vocabulary(self.here(table)?).map(|state| state.next_row)
     }
 
-    /// Gives rows to the new ids of `bags`, feature `n` of which reads table `tables[n]`, in the
-    /// order of the batch, if it is to be stepped; writes the rows of all ids to `rows`, `[E]`.
+    /// Returns the open tables; others of these methods count them in this order.
+    pub(crate) fn open_tables(&self) -> impl Iterator<Item = TableId> + '_ {
+        self.tables.iter().map(|open| open.id)
+    }
+
+    /// Returns the next new row of each open table.
+    pub(crate) fn next_rows(&self) -> Vec<u64> {
+        let state = |open: &OpenTable| match self.engine().vocabulary(open.here) {
+            Some(state) => state.next_row,
+            None => panic!("an open table has no index"),
+        };
+        self.tables.iter().map(state).collect()
+    }
+
+    /// Returns how many ids have rows.
+    pub(crate) fn id_count(&self) -> u64 {
+        self.next_rows().iter().map(|next_row| next_row - ROWS_MIN).sum()
+    }
+
+    /// Replaces `ids` of open table `at` by their rows, unknown ones by the shared row.
     ///
     /// # Errors
     /// As [`WindowEngine::translate_ids`].
-    pub(crate) fn plan(
-        &mut self,
-        tables: &[TableId],
-        bags: &Bags<'_>,
-        is_stepped: bool,
-        rows: &mut [i64],
-    ) -> Result<()> {
-        let how = match is_stepped {
-            true => Translate::Train { now: (unix_ms() / MS_PER_MINUTE) as u32 },
-            false => Translate::Find,
-        };
-        self.each_table(tables, bags, rows, |engine, open, ids| {
-            engine.translate_ids(open.here, how, ids)
-        })
+    pub(crate) fn find_known(&mut self, at: u32, ids: &mut [i64]) -> Result<()> {
+        let here = self.tables[at as usize].here;
+        let known = self.engine().vocabulary(here).map_or(ROWS_MIN, |state| state.next_row);
+        if known == ROWS_MIN {
+            ids.fill(SHARED_ROW as i64);
+            return Ok(());
+        }
+        self.windowed.engine.translate_ids(here, Translate::Find, ids)
+    }
+
+    /// Sets `count` rows of open table `at` aside, to be given to ids.
+    ///
+    /// # Errors
+    /// As [`WindowEngine::set_rows_aside`].
+    pub(crate) fn set_rows_aside(&mut self, at: u32, count: u64) -> Result<u64> {
+        self.windowed.engine.set_rows_aside(self.tables[at as usize].here, count)
+    }
+
+    /// Gives new ids of open table `at` rows that were set aside: (hash, row) of each, by rising
+    /// hashes.
+    ///
+    /// # Errors
+    /// As [`WindowEngine::give_rows`].
+    pub(crate) fn give(&mut self, at: u32, given: &[(u64, u64)]) -> Result<()> {
+        let now = (unix_ms() / MS_PER_MINUTE) as u32;
+        let here = self.tables[at as usize].here;
+        // Room is made for some at a time.
+        given.chunks(CHUNK_IDS).try_for_each(|some| self.windowed.engine.give_rows(here, some, now))
     }
 
     /// Writes to `rows`, `[E]`, the rows of the ids of `bags`, as [`find`](Self::find) does for

@@ -15,6 +15,7 @@ mod pieces;
 mod planless;
 mod planned;
 pub(crate) mod publish_delta;
+mod sorted_ids;
 mod stats;
 mod tables;
 mod train;

@@ -177,3 +177,35 @@ pub(super) fn write_initial(
     }
     Ok(())
 }
+
+impl WindowEngine {
+    /// Sets `count` new rows of open table `table` aside; returns the first one. See
+    /// [`give_rows`](Self::give_rows).
+    ///
+    /// # Errors
+    /// `Invalid` when the table is not open.
+    pub(crate) fn set_rows_aside(&mut self, table: TableId, count: u64) -> Result<u64> {
+        Ok(self.with_index(table)?.index.set_rows_aside(count))
+    }
+
+    /// Gives new ids of open table `table` rows that were set aside: (hash, row) of each, by rising
+    /// hashes.
+    ///
+    /// # Errors
+    /// `Invalid` when the table is not open or the budget does not reach; otherwise the store's,
+    /// and the engine is poisoned.
+    pub(crate) fn give_rows(
+        &mut self,
+        table: TableId,
+        given: &[(u64, u64)],
+        now: u32,
+    ) -> Result<()> {
+        self.make_id_room(table, given.len() as u64)?;
+        let WithIndex { index, pages, store } = self.with_index(table)?;
+        let result = index.give(pages, store, given, now);
+        self.poison.on_any(result)?;
+        // Splits may have lengthened the index.
+        self.refresh_schema();
+        Ok(())
+    }
+}

@@ -297,3 +297,40 @@ fn comes_back_from_pages_state_and_directory() {
     }
     assert_eq!(bench.find(&ids), expected);
 }
+
+#[test]
+fn rows_that_are_set_aside_go_to_whom_they_are_given() {
+    let mut bench = Bench::new(Policy::default(), 0);
+    let old: Vec<i64> = (0..3000).collect();
+    bench.train(&old, 0);
+    let mut given: Vec<(u64, u64)> =
+        (3000..9000).map(|id: i64| (mix(id), 9001 - (id as u64 - 3000))).collect();
+    given.sort_unstable();
+    bench.grow(6000);
+    assert_eq!(bench.vocabulary.set_rows_aside(6001), 3001);
+    let Bench { pages, store, vocabulary, .. } = &mut bench;
+    vocabulary.give(pages, store, &given, 7).unwrap();
+    // The last one, 3001, is still to be given.
+    vocabulary.give(pages, store, &[(mix(-1), 3001)], 7).unwrap();
+    let wrong = vocabulary.give(pages, store, &[(mix(-2), 9002)], 7).unwrap_err();
+    assert_eq!(wrong.kind(), tierbed_core::ErrorKind::Corruption);
+    let (new, expected): (Vec<i64>, Vec<u64>) =
+        (3000..9000).map(|id| (id, 9001 - (id as u64 - 3000))).unzip();
+    assert_eq!(bench.find(&new), expected);
+    assert_eq!(bench.find(&[-1, 5, -2]), [3001, 6, SHARED_ROW]);
+    let state = bench.vocabulary.state();
+    assert_eq!((state.id_count, state.next_row), (9001, 9002));
+    // Ids get further rows behind them.
+    assert_eq!(bench.train(&[-2], 8), [9002]);
+}
+
+#[test]
+#[should_panic(expected = "an id got two rows")]
+fn no_id_is_given_a_second_row() {
+    let mut bench = Bench::new(Policy::default(), 0);
+    bench.train(&[4], 0);
+    bench.grow(1);
+    bench.vocabulary.set_rows_aside(1);
+    let Bench { pages, store, vocabulary, .. } = &mut bench;
+    let _ = vocabulary.give(pages, store, &[(mix(4), 2)], 0);
+}

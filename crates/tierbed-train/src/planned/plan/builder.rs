@@ -123,19 +123,31 @@ impl PlanBuilder {
         self.push_known_by(bags, ids_checksum(bags))
     }
 
-    /// Adds the next batch, `bags` of rows, which training will know by its ids: those of `ids`.
-    /// Tables that `is_open` names grow with their rows.
+    /// Checks the next batch, of ids where `is_open` says that a table has rows for any.
+    ///
+    /// # Errors
+    /// `Invalid` for ids or shapes out of range.
+    pub(crate) fn check_ids(
+        &self,
+        bags: &Bags<'_>,
+        is_open: &dyn Fn(TableId) -> bool,
+    ) -> Result<()> {
+        self.check(bags, &|table| !is_open(table))
+    }
+
+    /// Adds the next batch, `bags` of rows, which training will know by its ids: by their
+    /// `checksum`. Tables that `is_open` names grow with their rows.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub fn push_translated(
+    pub(crate) fn push_translated(
         &mut self,
         bags: &Bags<'_>,
-        ids: &Bags<'_>,
+        checksum: u32,
         is_open: &dyn Fn(TableId) -> bool,
     ) -> Result<()> {
         self.grow(bags, is_open)?;
-        self.push_known_by(bags, ids_checksum(ids))
+        self.push_known_by(bags, checksum)
     }
 
     // Makes tables as long as the rows of `bags` want them.
@@ -154,7 +166,7 @@ impl PlanBuilder {
     }
 
     fn push_known_by(&mut self, bags: &Bags<'_>, checksum: u32) -> Result<()> {
-        self.check(bags)?;
+        self.check(bags, &|_| true)?;
         for (feature, table) in self.shape.feature_tables.iter().enumerate() {
             let ids = &bags.indices[range_of(bags, feature)];
             self.tables[table.0 as usize].note(ids);
@@ -184,9 +196,11 @@ impl PlanBuilder {
         Ok(())
     }
 
-    fn check(&self, bags: &Bags<'_>) -> Result<()> {
+    // Checks the shape, and the rows of tables that `has_rows` names.
+    fn check(&self, bags: &Bags<'_>, has_rows: &dyn Fn(TableId) -> bool) -> Result<()> {
         self.check_shape(bags)?;
-        for (feature, table) in self.shape.feature_tables.iter().enumerate() {
+        let features = self.shape.feature_tables.iter().enumerate();
+        for (feature, table) in features.filter(|(_, table)| has_rows(**table)) {
             let rows = self.shape.row_counts[table.0 as usize];
             let ids = &bags.indices[range_of(bags, feature)];
             // A negative id is a large one.

@@ -7,7 +7,8 @@ use tierbed_io::{Appender, Device, Folder, OpenMode};
 const APPEND_BYTES: usize = 256 << 10;
 
 /// Scratch files of a plan; earlier versions noted there how far they go.
-const SCRATCH: [&str; 4] = ["note", "rows", "next", "bodies"];
+const SCRATCH: [&str; 9] =
+    ["note", "rows", "next", "bodies", "batches", "uses", "new", "given", "found"];
 
 /// Removes the scratch files of a plan, if there are any.
 pub(super) fn remove_scratch(folder: &dyn Folder, name: &str) -> Result<()> {

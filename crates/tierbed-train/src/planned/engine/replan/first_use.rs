@@ -14,8 +14,8 @@ use tierbed_core::store::out_of_range;
 use tierbed_core::{Error, Result, RowId, Schema, TableId};
 use tierbed_io::Folder;
 
-use super::parts::Parts;
 use super::RowSource;
+use crate::parts::Parts;
 use crate::planned::plan::{EpochPlan, PlanWindow};
 use crate::planned::store::window_rows::Place;
 

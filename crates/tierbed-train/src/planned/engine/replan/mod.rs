@@ -17,7 +17,6 @@
 //! stays whole, so the disk holds the rows twice for that time.
 
 mod first_use;
-mod parts;
 mod resting;
 
 use std::sync::Arc;

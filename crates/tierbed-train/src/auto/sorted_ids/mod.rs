@@ -1,0 +1,253 @@
+//! Rows for the ids of many batches at once, by sorting outside memory.
+//!
+//! When the index is far larger than memory, to look for the ids of a batch reads a page at random
+//! for nearly each of them. So batches wait in a scratch file until they have about as many ids as
+//! the index. Then each page is read once for all of them:
+//!
+//! 1. Batches are joined to runs. The distinct ids of a run are numbered in order of first use,
+//!    and numbers replace ids. Each is noted as a use, in parts by hash.
+//! 2. Part by part, the first uses of ids without a row are noted, by ranges of runs.
+//! 3. Range by range, these ids get rows in order of first use: those that they would have got
+//!    batch by batch.
+//! 4. Part by part, these rows go into the index, and each use finds its row, by ranges of runs.
+//! 5. Range by range, rows replace numbers, and batches go on to the plan.
+//!
+//! A batch without a step gives no rows. All its ids that come first in a later batch, or never,
+//! read the shared row.
+
+mod passes;
+mod run;
+mod values;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Bags, Reservation, Result, TableId};
+use tierbed_io::{Device, Folder, OpenMode};
+
+use crate::auto::ids::PlannedIds;
+use crate::parts::Parts;
+use crate::planned::plan::ids_checksum;
+use passes::Passed;
+use run::{Run, WrittenRun, RUN_BYTES_PER_ID};
+use values::{NewId, Use, BLOCK_UNIT};
+
+/// Least memory to sort with.
+const MEMORY_MIN_BYTES: u64 = 128 << 10;
+const BLOCK_BYTES_MAX: u64 = 64 << 10;
+const PARTS_MAX: u64 = 4096;
+
+/// Takes the rows of a batch, and the checksum of its ids.
+pub(crate) type BatchSink<'a> = dyn FnMut(&Bags<'_>, u32) -> Result<()> + 'a;
+
+/// See the module documentation.
+pub(crate) struct IdSorter {
+    folder: Arc<dyn Folder>,
+    name: String,
+    /// Table that each feature reads, `[F]`.
+    tables: Vec<TableId>,
+    memory_bytes: u64,
+    memory: Reservation,
+    run: Run,
+    runs: Vec<WrittenRun>,
+    batches: Arc<dyn Device>,
+    end_bytes: u64,
+    uses: Option<Parts>,
+    part_count: usize,
+    id_count: u64,
+    /// With more ids, batches get their rows.
+    id_max: u64,
+}
+
+impl IdSorter {
+    /// Begins scratch files in `folder`, whose names begin with `name`, for batches whose features
+    /// read `tables`. Three quarters of the memory that `ids` has free is for sorting.
+    ///
+    /// # Errors
+    /// `Invalid` when too little is free, otherwise the folder's.
+    pub(crate) fn new(
+        folder: Arc<dyn Folder>,
+        name: &str,
+        tables: Vec<TableId>,
+        ids: &PlannedIds,
+    ) -> Result<Self> {
+        let memory_bytes = (ids.budget().free_bytes() / 4 * 3).max(MEMORY_MIN_BYTES);
+        let memory = ids.budget().reserve("ids of a plan", memory_bytes)?;
+        let batches = folder.open(&format!("{name}.batches"), OpenMode::Create)?;
+        Ok(Self {
+            folder,
+            name: name.to_owned(),
+            tables,
+            memory_bytes,
+            memory,
+            run: Run::default(),
+            runs: Vec::new(),
+            batches,
+            end_bytes: 0,
+            uses: None,
+            part_count: 0,
+            id_count: 0,
+            id_max: 0,
+        })
+    }
+
+    /// Adds a batch of raw ids, which is stepped or not; those that have waited long enough go to
+    /// `sink`.
+    ///
+    /// # Errors
+    /// Those of the scratch files, the index and `sink`.
+    pub(crate) fn push(
+        &mut self,
+        ids: &mut PlannedIds,
+        bags: &Bags<'_>,
+        is_stepped: bool,
+        sink: &mut BatchSink<'_>,
+    ) -> Result<()> {
+        let run_ids = (self.run.id_count() + bags.indices.len()) as u64;
+        let is_full = run_ids * RUN_BYTES_PER_ID > self.memory_bytes / 4;
+        if is_full || self.run.is_stepped != is_stepped {
+            self.end_run(ids)?;
+        }
+        if self.id_count > self.id_max {
+            self.flush(ids, sink)?;
+        }
+        self.run.is_stepped = is_stepped;
+        self.run.push(bags, ids_checksum(bags));
+        self.hold(RUN_BYTES_PER_ID * self.run.id_count() as u64 + self.memory_bytes / 4)
+    }
+
+    // Reserves `bytes`, if that is more than was needed so far.
+    fn hold(&mut self, bytes: u64) -> Result<()> {
+        match bytes > self.memory.bytes() {
+            true => self.memory.resize(bytes),
+            false => Ok(()),
+        }
+    }
+
+    // Writes the run and notes its ids.
+    fn end_run(&mut self, ids: &PlannedIds) -> Result<()> {
+        if self.run.is_empty() {
+            return Ok(());
+        }
+        let run = self.runs.len() as u32;
+        if self.uses.is_none() {
+            self.begin(ids)?;
+        }
+        let Some(uses) = &mut self.uses else { panic!("parts were made") };
+        let mut number_count = 0;
+        for (at, table) in (0u32..).zip(ids.open_tables()) {
+            let mut note = |hash, number| {
+                let used = Use { table: at, hash, run, number };
+                uses.add(part_of(hash, self.part_count), used.encode())
+            };
+            number_count = self.run.number(table, &self.tables, number_count, &mut note)?;
+        }
+        self.id_count += self.run.id_count() as u64;
+        let is_stepped = self.run.is_stepped;
+        let words = self.run.encode(self.tables.len());
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        self.batches.write_at(self.end_bytes, bytes)?;
+        self.runs.push(WrittenRun {
+            at_bytes: self.end_bytes,
+            word_count: words.len(),
+            crc32c: crc32c(bytes),
+            number_count,
+            is_stepped,
+        });
+        self.end_bytes += bytes.len() as u64;
+        self.run.clear();
+        Ok(())
+    }
+
+    // As many ids as the index has, in parts that fit a quarter of the memory.
+    fn begin(&mut self, ids: &PlannedIds) -> Result<()> {
+        self.id_max = ids.id_count().max(self.memory_bytes / 8);
+        let uses_bytes = (self.id_max + self.run.id_count() as u64) * size_of::<Use>() as u64;
+        let part_count = (5 * uses_bytes).div_ceil(self.memory_bytes).clamp(1, PARTS_MAX);
+        self.part_count = part_count as usize;
+        self.uses = Some(self.parts("uses", self.part_count)?);
+        Ok(())
+    }
+
+    fn parts(&self, kind: &str, part_count: usize) -> Result<Parts> {
+        let bytes = (self.memory_bytes / 4 / part_count as u64).min(BLOCK_BYTES_MAX) as usize;
+        let bytes = (bytes / BLOCK_UNIT).max(1) * BLOCK_UNIT;
+        Parts::create(&self.folder, &format!("{}.{kind}", self.name), part_count, bytes)
+    }
+
+    /// Gives rows to the ids of all batches that wait, and passes them to `sink`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(crate) fn flush(&mut self, ids: &mut PlannedIds, sink: &mut BatchSink<'_>) -> Result<()> {
+        self.end_run(ids)?;
+        let Some(mut uses) = self.uses.take() else { return Ok(()) };
+        uses.seal()?;
+        (0..self.part_count).for_each(|part| uses.rest(part));
+        let ranges = self.ranges();
+        let old_rows = ids.next_rows();
+        let mut new = self.find_new(ids, &mut uses, &ranges)?;
+        let given = self.give_rows(ids, &mut new, &ranges)?;
+        let mut found = self.insert(ids, Passed { uses, given, old_rows }, &ranges)?;
+        self.pass_on(ids, &mut found, &ranges, sink)?;
+        self.runs.clear();
+        self.batches.set_len(0)?;
+        (self.end_bytes, self.id_count) = (0, 0);
+        Ok(())
+    }
+
+    // Runs that follow each other and whose rows and new ids fit a quarter of the memory.
+    fn ranges(&self) -> Ranges {
+        let bytes_per_number = (size_of::<NewId>() + size_of::<u64>()) as u64;
+        let number_max = self.memory_bytes / 4 / bytes_per_number;
+        let (mut firsts, mut of_run, mut number_count) = (vec![0], Vec::new(), 0);
+        for (run, written) in self.runs.iter().enumerate() {
+            number_count += u64::from(written.number_count);
+            if number_count > number_max && firsts.last() != Some(&run) {
+                firsts.push(run);
+                number_count = u64::from(written.number_count);
+            }
+            of_run.push(firsts.len() as u32 - 1);
+        }
+        firsts.push(self.runs.len());
+        Ranges { firsts, of_run }
+    }
+}
+
+/// Runs that are worked on together.
+struct Ranges {
+    /// First run of each range, and the number of runs.
+    firsts: Vec<usize>,
+    of_run: Vec<u32>,
+}
+
+#[expect(clippy::indexing_slicing, reason = "runs and ranges are counted when they are made")]
+impl Ranges {
+    fn count(&self) -> usize {
+        self.firsts.len() - 1
+    }
+
+    fn of(&self, run: u32) -> usize {
+        self.of_run[run as usize] as usize
+    }
+
+    fn runs(&self, range: usize) -> Range<usize> {
+        self.firsts[range]..self.firsts[range + 1]
+    }
+}
+
+// Parts are of neighbouring hashes, as pages of the index are.
+fn part_of(hash: u64, part_count: usize) -> usize {
+    ((u128::from(hash) * part_count as u128) >> 64) as usize
+}
+
+impl Drop for IdSorter {
+    fn drop(&mut self) {
+        // A scratch file that stays costs space until the next plan of the name.
+        let _ = self.folder.remove(&format!("{}.batches", self.name));
+    }
+}
