@@ -128,9 +128,7 @@ impl Parts {
             self.device.read_at(blocks[0].0 * self.block_bytes as u64, &mut part.block)?;
             for (bytes, (_, crc)) in part.block.chunks_exact(self.block_bytes).zip(blocks) {
                 if crc32c(bytes) != *crc {
-                    return Err(Error::corruption("scratch block is not what was written")
-                        .with("file", &self.name)
-                        .with("remedy", "try again; the store is as it was"));
+                    return Err(lost_scratch().with("file", &self.name));
                 }
             }
             part.next = end;
@@ -153,6 +151,12 @@ impl Parts {
             *part = Part::default();
         }
     }
+}
+
+/// Says that scratch is not what was written.
+pub(crate) fn lost_scratch() -> Error {
+    Error::corruption("scratch block is not what was written")
+        .with("remedy", "try again; the store is as it was")
 }
 
 /// Fills the last block of a part.

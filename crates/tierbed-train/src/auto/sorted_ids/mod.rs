@@ -4,8 +4,8 @@
 //! for nearly each of them. So batches wait in a scratch file until they have about as many ids as
 //! the index. Then each page is read once for all of them:
 //!
-//! 1. Batches are joined to runs. The distinct ids of a run are numbered in order of first use,
-//!    and numbers replace ids. Each is noted as a use, in parts by hash.
+//! 1. Batches are written as runs of words. The distinct ids of a run are numbered in order of
+//!    first use, and numbers replace ids. Each is noted as a use, in parts by hash.
 //! 2. Part by part, the first uses of ids without a row are noted, by ranges of runs.
 //! 3. Range by range, these ids get rows in order of first use: those that they would have got
 //!    batch by batch.
@@ -15,6 +15,7 @@
 //! A batch without a step gives no rows. All its ids that come first in a later batch, or never,
 //! read the shared row.
 
+mod batches;
 mod passes;
 mod run;
 mod values;
@@ -33,13 +34,13 @@ use crate::auto::ids::PlannedIds;
 use crate::parts::Parts;
 use crate::planned::plan::ids_checksum;
 use passes::Passed;
-use run::{Run, WrittenRun, RUN_BYTES_PER_ID};
+use run::{Run, WrittenRun, RUN_BYTES_PER_WORD};
 use values::{NewId, Use, BLOCK_UNIT};
 
 /// Least memory to sort with.
-const MEMORY_MIN_BYTES: u64 = 128 << 10;
+const MEMORY_MIN_BYTES: u64 = 32 << 10;
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
-const PARTS_MAX: u64 = 4096;
+const BLOCK_BYTES_MIN: u64 = 4 * BLOCK_UNIT as u64;
 
 /// Takes the rows of a batch, and the checksum of its ids.
 pub(crate) type BatchSink<'a> = dyn FnMut(&Bags<'_>, u32) -> Result<()> + 'a;
@@ -48,8 +49,8 @@ pub(crate) type BatchSink<'a> = dyn FnMut(&Bags<'_>, u32) -> Result<()> + 'a;
 pub(crate) struct IdSorter {
     folder: Arc<dyn Folder>,
     name: String,
-    /// Table that each feature reads, `[F]`.
-    tables: Vec<TableId>,
+    /// Open table that each feature reads, `[F]`.
+    tables: Vec<Option<u32>>,
     memory_bytes: u64,
     memory: Reservation,
     run: Run,
@@ -63,6 +64,7 @@ pub(crate) struct IdSorter {
     id_max: u64,
 }
 
+#[expect(clippy::indexing_slicing, reason = "bounds are those of the batch")]
 impl IdSorter {
     /// Begins scratch files in `folder`, whose names begin with `name`, for batches whose features
     /// read `tables`. Three quarters of the memory that `ids` has free is for sorting.
@@ -77,6 +79,9 @@ impl IdSorter {
     ) -> Result<Self> {
         let memory_bytes = (ids.budget().free_bytes() / 4 * 3).max(MEMORY_MIN_BYTES);
         let memory = ids.budget().reserve("ids of a plan", memory_bytes)?;
+        let open: Vec<TableId> = ids.open_tables().collect();
+        let number = |table| open.iter().position(|open| *open == table).map(|at| at as u32);
+        let tables = tables.into_iter().map(number).collect();
         let batches = folder.open(&format!("{name}.batches"), OpenMode::Create)?;
         Ok(Self {
             folder,
@@ -107,17 +112,38 @@ impl IdSorter {
         is_stepped: bool,
         sink: &mut BatchSink<'_>,
     ) -> Result<()> {
-        let run_ids = (self.run.id_count() + bags.indices.len()) as u64;
-        let is_full = run_ids * RUN_BYTES_PER_ID > self.memory_bytes / 4;
-        if is_full || self.run.is_stepped != is_stepped {
+        assert_eq!(self.tables.len(), bags.feature_count, "each feature reads a table");
+        if self.run.is_stepped != is_stepped {
             self.end_run(ids)?;
         }
         if self.id_count > self.id_max {
             self.flush(ids, sink)?;
         }
         self.run.is_stepped = is_stepped;
-        self.run.push(bags, ids_checksum(bags));
-        self.hold(RUN_BYTES_PER_ID * self.run.id_count() as u64 + self.memory_bytes / 4)
+        let bounds: Vec<i64> = bags.bounds().collect();
+        self.push_words(ids, None, &[i64::from(ids_checksum(bags))])?;
+        self.push_words(ids, None, &bounds)?;
+        for (feature, range) in bounds.windows(2).enumerate() {
+            let found = &bags.indices[range[0] as usize..range[1] as usize];
+            self.push_words(ids, self.tables[feature], found)?;
+        }
+        self.id_count += bags.indices.len() as u64;
+        Ok(())
+    }
+
+    // Adds words to the run, and ends it as often as it is full.
+    fn push_words(&mut self, ids: &PlannedIds, table: Option<u32>, words: &[i64]) -> Result<()> {
+        let word_max = (self.memory_bytes / 4 / RUN_BYTES_PER_WORD).max(1) as usize;
+        let mut rest = words;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(word_max - self.run.words().len()));
+            self.run.push(table, now);
+            rest = later;
+            if self.run.words().len() == word_max {
+                self.end_run(ids)?;
+            }
+        }
+        Ok(())
     }
 
     // Reserves `bytes`, if that is more than was needed so far.
@@ -130,7 +156,7 @@ impl IdSorter {
 
     // Writes the run and notes its ids.
     fn end_run(&mut self, ids: &PlannedIds) -> Result<()> {
-        if self.run.is_empty() {
+        if self.run.words().is_empty() {
             return Ok(());
         }
         let run = self.runs.len() as u32;
@@ -139,16 +165,14 @@ impl IdSorter {
         }
         let Some(uses) = &mut self.uses else { panic!("parts were made") };
         let mut number_count = 0;
-        for (at, table) in (0u32..).zip(ids.open_tables()) {
+        for table in 0..ids.open_tables().count() as u32 {
             let mut note = |hash, number| {
-                let used = Use { table: at, hash, run, number };
+                let used = Use { table, hash, run, number };
                 uses.add(part_of(hash, self.part_count), used.encode())
             };
-            number_count = self.run.number(table, &self.tables, number_count, &mut note)?;
+            number_count = self.run.number(table, number_count, &mut note)?;
         }
-        self.id_count += self.run.id_count() as u64;
-        let is_stepped = self.run.is_stepped;
-        let words = self.run.encode(self.tables.len());
+        let words = self.run.words();
         let bytes: &[u8] = bytemuck::cast_slice(words);
         self.batches.write_at(self.end_bytes, bytes)?;
         self.runs.push(WrittenRun {
@@ -156,19 +180,21 @@ impl IdSorter {
             word_count: words.len(),
             crc32c: crc32c(bytes),
             number_count,
-            is_stepped,
+            is_stepped: self.run.is_stepped,
         });
         self.end_bytes += bytes.len() as u64;
         self.run.clear();
         Ok(())
     }
 
-    // As many ids as the index has, in parts that fit a quarter of the memory.
+    // As many ids as the index has, in parts that fit a fifth of the memory each, and have a block
+    // each in a quarter of it.
     fn begin(&mut self, ids: &PlannedIds) -> Result<()> {
-        self.id_max = ids.id_count().max(self.memory_bytes / 8);
-        let uses_bytes = (self.id_max + self.run.id_count() as u64) * size_of::<Use>() as u64;
-        let part_count = (5 * uses_bytes).div_ceil(self.memory_bytes).clamp(1, PARTS_MAX);
-        self.part_count = part_count as usize;
+        let part_uses = (self.memory_bytes / 5 / size_of::<Use>() as u64).max(1);
+        let part_max = (self.memory_bytes / 4 / BLOCK_BYTES_MIN).max(1);
+        let wanted = ids.id_count().max(self.memory_bytes / 8);
+        self.id_max = wanted.min(part_uses * part_max);
+        self.part_count = self.id_max.div_ceil(part_uses).max(1) as usize;
         self.uses = Some(self.parts("uses", self.part_count)?);
         Ok(())
     }
@@ -193,7 +219,7 @@ impl IdSorter {
         let mut new = self.find_new(ids, &mut uses, &ranges)?;
         let given = self.give_rows(ids, &mut new, &ranges)?;
         let mut found = self.insert(ids, Passed { uses, given, old_rows }, &ranges)?;
-        self.pass_on(ids, &mut found, &ranges, sink)?;
+        self.pass_on(&mut found, &ranges, sink)?;
         self.runs.clear();
         self.batches.set_len(0)?;
         (self.end_bytes, self.id_count) = (0, 0);

@@ -2,17 +2,19 @@
 
 #![expect(clippy::indexing_slicing, reason = "runs, tables and ranges are counted before")]
 
-use tierbed_core::{Error, Result};
+use tierbed_core::checksum::crc32c;
+use tierbed_core::Result;
 use tierbed_vocab::{unmix, BATCH_BYTES_PER_INDEX, SHARED_ROW};
 
+use super::batches::Joined;
 use super::values::{Found, Given, NewId, Use, FOUND_BYTES};
 use super::{part_of, BatchSink, IdSorter, Ranges};
 use crate::auto::ids::PlannedIds;
-use crate::parts::Parts;
+use crate::parts::{lost_scratch, Parts};
 
 /// Ids looked for at once, at least.
 const FIND_IDS_MIN: usize = 256;
-/// No use of a number has come.
+/// Number without a use so far.
 const NO_ROW: i64 = -1;
 
 /// What the last pass over parts needs.
@@ -153,13 +155,12 @@ impl IdSorter {
     /// Passes batches to `sink`, with rows for ids.
     pub(super) fn pass_on(
         &mut self,
-        ids: &PlannedIds,
         found: &mut Parts,
         ranges: &Ranges,
         sink: &mut BatchSink<'_>,
     ) -> Result<()> {
-        let open: Vec<_> = ids.open_tables().collect();
-        let is_open: Vec<bool> = self.tables.iter().map(|table| open.contains(table)).collect();
+        let is_open: Vec<bool> = self.tables.iter().map(Option::is_some).collect();
+        let mut joined = Joined::new(&is_open);
         let (mut rows, mut words) = (Vec::new(), Vec::new());
         for range in 0..ranges.count() {
             let runs = ranges.runs(range);
@@ -178,16 +179,18 @@ impl IdSorter {
             }
             found.forget(range);
             if rows.contains(&NO_ROW) {
-                return Err(Error::corruption("scratch lacks the row of an id")
-                    .with("remedy", "try again; the store is as it was"));
+                return Err(lost_scratch());
             }
             for (written, base) in self.runs[runs].iter().zip(bases) {
                 words.resize(written.word_count, 0);
                 self.batches.read_at(written.at_bytes, bytemuck::cast_slice_mut(&mut words))?;
-                let row_of = |number: i64| rows[base + number as usize];
-                written.each_batch(&mut words, &is_open, row_of, sink)?;
+                if crc32c(bytemuck::cast_slice(&words)) != written.crc32c {
+                    return Err(lost_scratch());
+                }
+                joined.push(&words, &rows[base..], sink)?;
             }
         }
+        assert!(joined.is_whole(), "a batch lacks its end");
         Ok(())
     }
 }
