@@ -38,6 +38,7 @@ struct Part {
     taken: usize,
     /// Blocks of the file that were read.
     next: usize,
+    value_count: usize,
 }
 
 impl Parts {
@@ -75,8 +76,15 @@ impl Parts {
             self.write(at)?;
             self.parts[at].block.clear();
         }
-        self.parts[at].block.extend(value);
+        let part = &mut self.parts[at];
+        part.block.extend(value);
+        part.value_count += 1;
         Ok(())
+    }
+
+    /// Returns the number of values in `part`.
+    pub(crate) fn value_count(&self, part: usize) -> usize {
+        self.parts[part].value_count
     }
 
     // Appends the block of `part` to its chain.
@@ -195,6 +203,7 @@ mod tests {
                 }
                 parts.rewind(part);
                 let model = values.iter().filter(|(at, _)| *at == part).map(|(_, value)| *value);
+                prop_assert_eq!(parts.value_count(part), found.len());
                 prop_assert_eq!(found, model.collect::<Vec<_>>());
             }
             drop(parts);

@@ -66,6 +66,20 @@ class Known:
         return BatchOrder(f"raw ids {self.seed} {self.new_ids}", self.epoch, self.start, BATCHES)
 
 
+class Fixed:
+    """Given batches in their order."""
+
+    def __init__(self, batches: list[tb.KeyedJaggedTensor]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[tb.KeyedJaggedTensor]:
+        return iter(self.batches)
+
+    def known_order(self) -> BatchOrder:
+        name = f"fixed {self.batches[0].values()[0]}"
+        return BatchOrder(name, lambda: iter(self.batches), 0, len(self.batches))
+
+
 def tables(**more: Any) -> list[tb.EmbeddingBagConfig]:
     """Two open tables, one with two features, around a dense one."""
     return [
@@ -176,6 +190,34 @@ def test_another_order_brings_new_ids(tmp_path: Path, oracle: tb.EmbeddingBagCol
             store.checkpoint(f"epoch {seed}")
         assert store.order()["replan_count"] == 2
         assert_same_rows(store, oracle.store)
+
+
+def test_the_least_budget_that_is_named_is_enough_for_many_ids(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    names, count = ["a", "b", "u", "d"], 4096
+    batches = []
+    for _ in range(6):
+        ids = torch.randint(-(2**62), 2**62, (4 * count,), generator=generator)
+        ids[3 * count :] %= DENSE_ROWS
+        lengths = torch.ones(4 * count, dtype=torch.int64)
+        batches.append(tb.KeyedJaggedTensor(names, ids, lengths=lengths))
+    least, is_done, attempts = 1 << 20, False, 0
+    while not is_done and attempts < 10:
+        attempts += 1
+        with forward(tmp_path / f"s{attempts}", dram_budget=least) as store:
+            try:
+                emb = collection(store)
+                for order in (batches, batches[::-1]):
+                    run(emb, Fixed(order))
+                    store.checkpoint("order")
+                is_done = True
+            except tb.InvalidError as refused:
+                # Without room for any index the reason says how much is missing, in words.
+                named = int(refused.context.get("minimum_bytes", 2 * least))
+        if not is_done:
+            assert named > least, "a remedy that does not help"
+            least = named
+    assert is_done, least
 
 
 def test_a_plan_that_nobody_followed_leaves_no_ids(

@@ -125,8 +125,10 @@ impl PlanFollower for AutoEngine {
         assert!(!is_taken(&name), "the plan that rows lie along would be written over");
         let builder =
             PlanBuilder::new(Arc::clone(&folder), &name, shape, &request.source, options)?;
-        let sorter =
-            self.ids.as_ref().map(|ids| IdSorter::new(folder, &name, tables_of(features), ids));
+        let sorter = self.ids.as_ref().map(|ids| {
+            let sorter = IdSorter::new(folder, &name, tables_of(features), ids);
+            sorter.map_err(|error| ids.name_least(error))
+        });
         self.making = Some(Making { builder, name, sorter: sorter.transpose()? });
         Ok(())
     }
@@ -138,9 +140,10 @@ impl PlanFollower for AutoEngine {
         let (Some(ids), Some(sorter)) = (ids, sorter) else { return builder.push(bags) };
         let is_open = |table| open.contains_key(&table);
         builder.check_ids(bags, &is_open)?;
-        sorter.push(ids, bags, is_stepped, &mut |bags, checksum| {
+        let pushed = sorter.push(ids, bags, is_stepped, &mut |bags, checksum| {
             builder.push_translated(bags, checksum, &is_open)
-        })
+        });
+        pushed.map_err(|error| ids.name_least(error))
     }
 
     fn finish_plan(&mut self) -> Result<()> {
@@ -148,9 +151,10 @@ impl PlanFollower for AutoEngine {
         let Making { mut builder, name, sorter } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
         if let (Some(ids), Some(mut sorter)) = (&mut self.ids, sorter) {
-            sorter.flush(ids, &mut |bags, checksum| {
+            let flushed = sorter.flush(ids, &mut |bags, checksum| {
                 builder.push_translated(bags, checksum, &|table| self.open.contains_key(&table))
-            })?;
+            });
+            flushed.map_err(|error| ids.name_least(error))?;
         }
         // Rows of ids that are not durable are nobody's; ids that no plan uses only wait.
         self.commit_ids()?;

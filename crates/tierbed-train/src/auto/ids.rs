@@ -43,6 +43,8 @@ const ROWS_MIN: u64 = SHARED_ROW + 1;
 /// See the module documentation.
 pub(crate) struct PlannedIds {
     windowed: Windowed,
+    /// Of the store.
+    config: OrderConfig,
     tables: Vec<OpenTable>,
     work: Vec<i64>,
 }
@@ -94,7 +96,7 @@ impl PlannedIds {
         // Pages get half, and a quarter of what is more than usual, which is for sorting.
         let usual_bytes = config.ids_bytes();
         let vocabulary_bytes = usual_bytes / 2 + (memory_bytes - usual_bytes) / 4;
-        let config = WindowConfig {
+        let own = WindowConfig {
             io_engine: config.io_engine.clone(),
             queue_depth: config.queue_depth,
             disk_quota_bytes: config.disk_quota_bytes,
@@ -102,9 +104,15 @@ impl PlannedIds {
             backend: Backend::File,
             ..WindowConfig::new(memory_bytes)
         };
-        let engine = WindowEngine::open_in(Some(part_of(folder)), &config)?;
+        let engine = WindowEngine::open_in(Some(part_of(folder)), &own)
+            .map_err(|error| name_least(error, config, memory_bytes))?;
         let windowed = Windowed { engine, is_untouched: false, past: None };
-        Ok(Self { windowed, tables: Vec::new(), work: Vec::new() })
+        Ok(Self { windowed, config: config.clone(), tables: Vec::new(), work: Vec::new() })
+    }
+
+    /// Returns `error`, and where the memory of the index was too small, what the store needs.
+    pub(crate) fn name_least(&self, error: Error) -> Error {
+        name_least(error, &self.config, self.budget().limit_bytes())
     }
 
     fn engine(&self) -> &WindowEngine {
@@ -118,7 +126,8 @@ impl PlannedIds {
     pub(crate) fn add(&mut self, schema: &Schema, table: TableId, policy: Policy) -> Result<()> {
         // Its rows lie elsewhere: here it has none, only numbers.
         let numbers = TableSchema::plain(schema.table(table)?.name.clone(), 1, 1);
-        let here = self.windowed.engine.add_open_table(numbers, policy)?;
+        let here = self.windowed.engine.add_open_table(numbers, policy);
+        let here = here.map_err(|error| self.name_least(error))?;
         if self.here(table).is_none() {
             self.tables.push(OpenTable { id: table, here });
         }
@@ -233,11 +242,12 @@ impl PlannedIds {
         rows: &mut [i64],
         next_row: &dyn Fn(TableId) -> u64,
     ) -> Result<()> {
-        self.each_table(tables, bags, rows, |engine, open, ids| {
+        let found = self.each_table(tables, bags, rows, |engine, open, ids| {
             engine.translate_ids(open.here, Translate::Find, ids)?;
             share_unknown(ids, next_row(open.id));
             Ok(())
-        })
+        });
+        found.map_err(|error| self.name_least(error))
     }
 
     // Replaces the ids of each open table, of all features at once, by what `translate` makes of
@@ -280,7 +290,8 @@ impl PlannedIds {
     /// As [`WindowEngine::translate_ids`].
     pub(crate) fn find(&mut self, table: TableId, next_row: u64, ids: &mut [i64]) -> Result<()> {
         let Some(here) = self.here(table) else { return Ok(()) };
-        self.windowed.engine.translate_ids(here, Translate::Find, ids)?;
+        let found = self.windowed.engine.translate_ids(here, Translate::Find, ids);
+        found.map_err(|error| self.name_least(error))?;
         share_unknown(ids, next_row);
         Ok(())
     }
@@ -467,6 +478,18 @@ impl PlannedIds {
         }
         Ok(())
     }
+}
+
+// The index names the least memory of its own, which is a part of the store's.
+fn name_least(error: Error, config: &OrderConfig, own_bytes: u64) -> Error {
+    let Some(named_bytes) = error.minimum_bytes() else { return error };
+    // Pages and sorting take their parts of what is added, and at least a quarter is left.
+    let wanted_bytes = own_bytes + 4 * named_bytes.saturating_sub(own_bytes);
+    let least_bytes = config.least_for_ids(wanted_bytes, own_bytes > config.ids_bytes());
+    Error::new(error.kind(), error.message())
+        .with_minimum_bytes(least_bytes)
+        .with("dram_budget_bytes", config.dram_budget_bytes)
+        .with("remedy", format_args!("raise dram_budget to at least {least_bytes} bytes"))
 }
 
 // The plan has given rows to ids that training has not come to.

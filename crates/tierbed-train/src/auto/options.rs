@@ -176,6 +176,25 @@ impl OrderConfig {
         self.ids_bytes().max(self.dram_budget_bytes / 2)
     }
 
+    /// Returns the least budget of which the index gets `own_bytes`, while the first plan is made
+    /// or from then on.
+    pub(crate) fn least_for_ids(&self, own_bytes: u64, is_planning: bool) -> u64 {
+        // A share is enough of this; options and least bytes only add to it.
+        let (mut low, mut high) = (self.dram_budget_bytes, own_bytes.saturating_mul(IDS_SHARE));
+        let is_enough = |budget_bytes: u64| {
+            let for_plan_bytes = if is_planning { budget_bytes / 2 } else { 0 };
+            self.ids_bytes_of(budget_bytes).max(for_plan_bytes) >= own_bytes
+        };
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match is_enough(middle) {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        low.max(self.dram_budget_bytes + 1)
+    }
+
     fn ids_bytes_of(&self, budget_bytes: u64) -> u64 {
         if !self.has_open_tables {
             return 0;
@@ -259,6 +278,24 @@ mod tests {
 
     fn pipeline_of(config: &OrderConfig) -> Pipeline {
         config.forward().pipeline
+    }
+
+    #[test]
+    fn the_least_budget_for_an_index_is_the_first_that_is_enough() {
+        let dram_budget_bytes = 3 << 20;
+        let config = OrderConfig { has_open_tables: true, ..OrderConfig::new(dram_budget_bytes) };
+        let given = OrderConfig { vocabulary_bytes: Some(1 << 20), ..config.clone() };
+        for own_bytes in [2 << 20, 5_000_000, 77_777_777] {
+            for config in [&config, &given] {
+                let least_bytes = config.least_for_ids(own_bytes, false);
+                assert!(config.ids_bytes_of(least_bytes) >= own_bytes);
+                assert!(config.ids_bytes_of(least_bytes - 1) < own_bytes);
+                let for_plan_bytes = config.least_for_ids(own_bytes, true);
+                let of_plan = OrderConfig { dram_budget_bytes: for_plan_bytes, ..config.clone() };
+                assert!(of_plan.ids_planning_bytes() >= own_bytes);
+                assert!(dram_budget_bytes < for_plan_bytes && for_plan_bytes <= least_bytes);
+            }
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(crate) struct IdSorter {
 #[expect(clippy::indexing_slicing, reason = "bounds are those of the batch")]
 impl IdSorter {
     /// Begins scratch files in `folder`, whose names begin with `name`, for batches whose features
-    /// read `tables`. Three quarters of the memory that `ids` has free is for sorting.
+    /// read `tables`. Half of the memory that `ids` has free is for sorting.
     ///
     /// # Errors
     /// `Invalid` when too little is free, otherwise the folder's.
@@ -77,7 +77,7 @@ impl IdSorter {
         tables: Vec<TableId>,
         ids: &PlannedIds,
     ) -> Result<Self> {
-        let memory_bytes = (ids.budget().free_bytes() / 4 * 3).max(MEMORY_MIN_BYTES);
+        let memory_bytes = (ids.budget().free_bytes() / 2).max(MEMORY_MIN_BYTES);
         let memory = ids.budget().reserve("ids of a plan", memory_bytes)?;
         let open: Vec<TableId> = ids.open_tables().collect();
         let number = |table| open.iter().position(|open| *open == table).map(|at| at as u32);

@@ -33,15 +33,13 @@ impl IdSorter {
         part: usize,
         decode: impl Fn([u8; N]) -> T,
     ) -> Result<Vec<T>> {
-        let mut values = Vec::new();
+        let value_count = parts.value_count(part);
+        self.hold((value_count * size_of::<T>()) as u64 + self.memory_bytes / 2)?;
+        let mut values = Vec::with_capacity(value_count);
         while let Some(bytes) = parts.take::<N>(part)? {
-            if values.len() == values.capacity() {
-                // A push doubles it.
-                let bytes = 2 * size_of::<T>().max(1) * values.len().max(4);
-                self.hold(bytes as u64 + self.memory_bytes / 2)?;
-            }
             values.push(decode(bytes));
         }
+        assert_eq!(values.len(), value_count, "values of a part are lost");
         values.sort_unstable();
         Ok(values)
     }

@@ -81,7 +81,7 @@ fn index(folder: &Arc<dyn Folder>) -> PlannedIds {
 
 fn sorter(folder: &Arc<dyn Folder>, ids: &PlannedIds, memory_bytes: u64) -> IdSorter {
     let mut sorter = IdSorter::new(folder.clone(), "plan", FEATURES.to_vec(), ids).unwrap();
-    assert!(sorter.memory_bytes >= 512 << 10, "{}", sorter.memory_bytes);
+    assert!(sorter.memory_bytes >= 400 << 10, "{}", sorter.memory_bytes);
     sorter.memory_bytes = memory_bytes;
     sorter
 }
@@ -111,7 +111,7 @@ fn expected(model: &mut Model, batches: &[Batch]) -> Planned {
 
 #[test]
 fn rows_are_those_that_ids_get_batch_by_batch() {
-    for (seed, memory_bytes) in [(1, 512 << 10), (2, 40_000), (3, 9_000), (4, 2_000)] {
+    for (seed, memory_bytes) in [(1, 400 << 10), (2, 40_000), (3, 9_000), (4, 2_000)] {
         let mut rng = SplitMix64::new(seed);
         let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
         let (mut ids, mut model) = (index(&folder), Model::default());
