@@ -483,8 +483,8 @@ impl PlannedIds {
 // The index names the least memory of its own, which is a part of the store's.
 fn name_least(error: Error, config: &OrderConfig, own_bytes: u64) -> Error {
     let Some(named_bytes) = error.minimum_bytes() else { return error };
-    // Pages and sorting take their parts of what is added, and at least a quarter is left.
-    let wanted_bytes = own_bytes + 4 * named_bytes.saturating_sub(own_bytes);
+    // Pages take up to half of what is added, and sorting three quarters of the rest.
+    let wanted_bytes = own_bytes + 8 * named_bytes.saturating_sub(own_bytes);
     let least_bytes = config.least_for_ids(wanted_bytes, own_bytes > config.ids_bytes());
     Error::new(error.kind(), error.message())
         .with_minimum_bytes(least_bytes)

@@ -37,6 +37,8 @@ use passes::Passed;
 use run::{Run, WrittenRun, RUN_BYTES_PER_WORD};
 use values::{NewId, Use, BLOCK_UNIT};
 
+/// Memory that the index keeps, unless that is more than half of it.
+const KEPT_BYTES: u64 = 512 << 10;
 /// Least memory to sort with.
 const MEMORY_MIN_BYTES: u64 = 32 << 10;
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
@@ -67,7 +69,7 @@ pub(crate) struct IdSorter {
 #[expect(clippy::indexing_slicing, reason = "bounds are those of the batch")]
 impl IdSorter {
     /// Begins scratch files in `folder`, whose names begin with `name`, for batches whose features
-    /// read `tables`. Half of the memory that `ids` has free is for sorting.
+    /// read `tables`. Of the memory that `ids` has free, half to three quarters are for sorting.
     ///
     /// # Errors
     /// `Invalid` when too little is free, otherwise the folder's.
@@ -77,7 +79,10 @@ impl IdSorter {
         tables: Vec<TableId>,
         ids: &PlannedIds,
     ) -> Result<Self> {
-        let memory_bytes = (ids.budget().free_bytes() / 2).max(MEMORY_MIN_BYTES);
+        let free_bytes = ids.budget().free_bytes();
+        // The index grows meanwhile, and looks for ids.
+        let kept_bytes = (free_bytes / 4).max(KEPT_BYTES.min(free_bytes / 2));
+        let memory_bytes = (free_bytes - kept_bytes).max(MEMORY_MIN_BYTES);
         let memory = ids.budget().reserve("ids of a plan", memory_bytes)?;
         let open: Vec<TableId> = ids.open_tables().collect();
         let number = |table| open.iter().position(|open| *open == table).map(|at| at as u32);
