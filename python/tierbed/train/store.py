@@ -203,7 +203,8 @@ class Store(StoreReports):
         Raises:
             InvalidError: A bad argument, a budget that is too small (the message names the
                 least), or a folder of another format.
-            UnsupportedError: A device without Triton, or for several shards.
+            UnsupportedError: A device without Triton, for several shards, or with a storage
+                thread.
             ClosedError: Another process owns the store, or this one has it open already.
             CorruptionError: The last checkpoint does not verify.
         """

@@ -26,6 +26,7 @@ __all__ = [
     "flat_counters",
     "interleave",
     "least_stolen",
+    "long_tail_batch",
     "measured_apart",
     "percentile",
     "process_bytes",
@@ -242,6 +243,17 @@ class DeviceBytes:
         lines = Path("/proc/self/io").read_text().splitlines()
         counted = dict(line.split(": ") for line in lines)
         return cls(int(counted["read_bytes"]), int(counted["write_bytes"]))
+
+
+def long_tail_batch(
+    features: Sequence[str], rows: int, batch_len: int, generator: torch.Generator
+) -> KeyedJaggedTensor:
+    """Returns ids below ``rows`` with a long tail, one per feature and sample."""
+    count = len(features) * batch_len
+    drawn = torch.rand(count, generator=generator, dtype=torch.float64)
+    ids = (drawn.pow(4) * rows).long()
+    lengths = torch.ones(count, dtype=torch.int64)
+    return KeyedJaggedTensor(list(features), ids, lengths=lengths, stride=batch_len)
 
 
 def measured_apart(module: str, arguments: Sequence[str], what: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from tierbed.placement.build import QueryLog, place
 from tierbed.serve.snapshot import Snapshot
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
-from tierbed_bench.common import measured_apart, ratio
+from tierbed_bench.common import long_tail_batch, measured_apart, ratio
 from tierbed_bench.cores_counts import CoreCounts, Scaling, scaling_of
 from tierbed_bench.generator import GeneratedData, scale_for_rows
 from tierbed_bench.suite import write_suite
@@ -173,10 +173,7 @@ class _Sizes:
 
     def batch(self, generator: torch.Generator) -> KeyedJaggedTensor:
         """Returns ids with a long tail, one per table and sample."""
-        drawn = torch.rand(TABLES * BATCH, generator=generator, dtype=torch.float64)
-        ids = (drawn.pow(4) * self.rows).long()
-        lengths = torch.ones(TABLES * BATCH, dtype=torch.int64)
-        return KeyedJaggedTensor(self.names(), ids, lengths=lengths, stride=BATCH)
+        return long_tail_batch(self.names(), self.rows, BATCH, generator)
 
     def epoch(self) -> Iterator[KeyedJaggedTensor]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -33,7 +33,7 @@ from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import EmbeddingBagCollection
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
-from tierbed_bench.common import measured_apart, percentile, ratio
+from tierbed_bench.common import long_tail_batch, measured_apart, percentile, ratio
 from tierbed_bench.suite import write_suite
 
 __all__ = ["OverlapOptions", "run_overlap"]
@@ -128,13 +128,9 @@ class _Epoch:
     def __init__(self, rows: int, batches: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.names = [f"t{at}" for at in range(TABLES)]
-        self._batches = [self._drawn(rows, generator) for _ in range(batches)]
-
-    def _drawn(self, rows: int, generator: torch.Generator) -> KeyedJaggedTensor:
-        drawn = torch.rand(TABLES * BATCH, generator=generator, dtype=torch.float64)
-        lengths = torch.ones(TABLES * BATCH, dtype=torch.int64)
-        ids = (drawn.pow(4) * rows).long()
-        return KeyedJaggedTensor(self.names, ids, lengths=lengths, stride=BATCH)
+        self._batches = [
+            long_tail_batch(self.names, rows, BATCH, generator) for _ in range(batches)
+        ]
 
     def __iter__(self) -> Iterator[KeyedJaggedTensor]:
         return iter(self._batches)

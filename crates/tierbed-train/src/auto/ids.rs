@@ -184,11 +184,14 @@ impl PlannedIds {
 
     /// Returns the next new row of each open table.
     pub(crate) fn next_rows(&self) -> Vec<u64> {
-        let state = |open: &OpenTable| match self.engine().vocabulary(open.here) {
+        self.tables.iter().map(|open| self.next_row(*open)).collect()
+    }
+
+    fn next_row(&self, open: OpenTable) -> u64 {
+        match self.engine().vocabulary(open.here) {
             Some(state) => state.next_row,
             None => panic!("an open table has no index"),
-        };
-        self.tables.iter().map(state).collect()
+        }
     }
 
     /// Returns how many ids have rows.
@@ -201,16 +204,15 @@ impl PlannedIds {
     /// # Errors
     /// As [`WindowEngine::translate_ids`].
     pub(crate) fn find_known(&mut self, at: u32, ids: &mut [i64]) -> Result<()> {
-        let here = self.tables[at as usize].here;
-        let known = self.engine().vocabulary(here).map_or(ROWS_MIN, |state| state.next_row);
-        if known == ROWS_MIN {
+        let open = self.tables[at as usize];
+        if self.next_row(open) == ROWS_MIN {
             ids.fill(SHARED_ROW as i64);
             return Ok(());
         }
-        self.windowed.engine.translate_ids(here, Translate::Find, ids)
+        self.windowed.engine.translate_ids(open.here, Translate::Find, ids)
     }
 
-    /// Sets `count` rows of open table `at` aside, to be given to ids.
+    /// Sets `count` rows of open table `at` aside, to be given to ids; returns the first one.
     ///
     /// # Errors
     /// As [`WindowEngine::set_rows_aside`].

@@ -222,7 +222,7 @@ impl IdSorter {
         let ranges = self.ranges();
         let old_rows = ids.next_rows();
         let mut new = self.find_new(ids, &mut uses, &ranges)?;
-        let given = self.give_rows(ids, &mut new, &ranges)?;
+        let given = self.give_rows(ids, &mut new, &old_rows, &ranges)?;
         let mut found = self.insert(ids, Passed { uses, given, old_rows }, &ranges)?;
         self.pass_on(&mut found, &ranges, sink)?;
         self.runs.clear();

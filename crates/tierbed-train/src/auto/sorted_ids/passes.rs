@@ -81,16 +81,16 @@ impl IdSorter {
         Ok(new)
     }
 
-    /// Gives rows to new ids in order of first use.
+    /// Gives rows to new ids in order of first use, behind `old_rows` of each open table.
     pub(super) fn give_rows(
         &mut self,
         ids: &mut PlannedIds,
         new: &mut Parts,
+        old_rows: &[u64],
         ranges: &Ranges,
     ) -> Result<Parts> {
         let mut given = self.parts("given", self.part_count)?;
-        let old_rows = ids.next_rows();
-        let mut next_rows = old_rows.clone();
+        let mut next_rows = old_rows.to_vec();
         for range in 0..ranges.count() {
             for new in self.take_sorted(new, range, NewId::decode)? {
                 let NewId { table, hash, .. } = new;
@@ -104,7 +104,8 @@ impl IdSorter {
         given.seal()?;
         (0..self.part_count).for_each(|part| given.rest(part));
         for (at, (next, old)) in (0u32..).zip(next_rows.iter().zip(old_rows)) {
-            ids.set_rows_aside(at, next - old)?;
+            let first = ids.set_rows_aside(at, next - old)?;
+            assert_eq!(first, *old, "rows were given meanwhile");
         }
         Ok(given)
     }
