@@ -127,6 +127,7 @@ class OrderState(TypedDict, total=False):
     batch: int
     plan: PlanStats
     unplanned_scan_count: int
+    unplanned_search_count: int
 
 
 class VocabularyStats(TypedDict):

@@ -376,7 +376,9 @@ class Store(StoreReports):
         Returns:
             ``kind`` (``"forward"`` or ``"window"``), ``reason`` (why it is not the forward
             order), ``fallback_count`` and ``rows_moved``; in forward order also ``epoch`` and
-            ``batch`` (where training stands), ``plan`` and ``unplanned_scan_count``.
+            ``batch`` (where training stands), ``plan``, ``unplanned_scan_count`` and
+            ``unplanned_search_count`` (how often rows beside the plan were read by a pass over
+            everything, and by finding them).
         """
         return self.stats()["order"]
 
@@ -448,9 +450,10 @@ class Store(StoreReports):
         if count == 0 and not is_coming:
             return
         logging.getLogger("tierbed").warning(
-            "in forward order, lookups that were not planned read the whole store, once per group "
-            "of batches with lookahead, once per batch without; have the loader yield validation "
-            'batches too (and its known_order()), or open the store with order="window"'
+            "in forward order, lookups of many rows that were not planned read the whole store, "
+            "once per group of batches with lookahead, once per batch without; have the loader "
+            "yield validation batches too (and its known_order()), or open the store with "
+            'order="window"'
         )
         self._told_scans = True
 

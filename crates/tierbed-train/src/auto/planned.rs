@@ -19,7 +19,7 @@ use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
-use crate::planned::{AnySink, EpochPlan, Piece, PlannedEngine, Position};
+use crate::planned::{AnySink, EpochPlan, Piece, PlannedEngine, Position, UnplannedReads};
 use crate::window::changes::{Changes, DeltaCount, Room, Since};
 use crate::window::changes_file::{Rows, CHANGES};
 use crate::window::publish::PublishProgress;
@@ -33,8 +33,8 @@ pub(crate) struct Planned {
     pub(crate) source: String,
     /// The last checkpoint is where training stands.
     pub(crate) is_durable: bool,
-    /// Passes over everything for rows that were not planned.
-    pub(crate) scan_count: u64,
+    /// What was read beside the plans before this one.
+    pub(crate) earlier_reads: UnplannedReads,
     /// All of the plan was read since it was made or the store was opened.
     pub(crate) is_checked: bool,
     /// Why only the rows of the plan are there, if so.
@@ -81,7 +81,7 @@ impl Planned {
             engine,
             aside,
             source,
-            scan_count: 0,
+            earlier_reads: UnplannedReads::default(),
             is_checked: false,
             plan_damage: None,
         })
@@ -108,9 +108,18 @@ impl Planned {
         let attachments: Vec<_> =
             kept.iter().map(|(bytes, name)| Attachment { name, bytes }).collect();
         let name = self.engine.last_checkpoint().map_or_else(String::new, |info| info.name.clone());
+        let earlier_reads = self.unplanned_reads();
         let engine = self.engine.replan(plan, &name, &attachments);
         let engine = engine.map_err(|error| name_least(error, config))?;
-        Ok(Self { engine, source, is_durable: true, is_checked: true, plan_damage: None, ..self })
+        Ok(Self {
+            engine,
+            source,
+            is_durable: true,
+            earlier_reads,
+            is_checked: true,
+            plan_damage: None,
+            ..self
+        })
     }
 
     /// Returns the accounts of its memory.
@@ -118,11 +127,20 @@ impl Planned {
         [self.engine.budget(), &self.aside]
     }
 
+    fn unplanned_reads(&self) -> UnplannedReads {
+        let UnplannedReads { scan_count, search_count } = self.engine.unplanned_reads();
+        UnplannedReads {
+            scan_count: self.earlier_reads.scan_count + scan_count,
+            search_count: self.earlier_reads.search_count + search_count,
+        }
+    }
+
     pub(crate) fn dims(&self) -> Vec<usize> {
         self.engine.schema().tables().iter().map(|table| table.dim as usize).collect()
     }
 
-    /// Looks up any batch: the planned one where it is, others by one pass over everything.
+    /// Looks up any batch: the planned one where it is, of others each row where it waits, or all
+    /// by one pass over everything.
     pub(crate) fn lookup_any(
         &mut self,
         plan: &FeatureLayout,
@@ -190,22 +208,27 @@ impl Planned {
         Ok(hypers)
     }
 
-    /// Copies the rows of `batches` aside in one pass; returns how many of the batches fit.
+    /// Copies the rows of `batches` aside, all at once; returns how many of the batches fit.
     #[expect(clippy::indexing_slicing, reason = "scanned rows are whole records of known tables")]
     pub(crate) fn bring(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         for bags in batches {
             plan.check(self.engine.schema(), bags, plan.output_len(bags))?;
         }
+        let words_before = self.unplanned.word_count();
         let (fitted, is_new) = self.unplanned.place(self.engine.schema(), plan, batches)?;
         assert!(fitted <= batches.len(), "{fitted} batches fit of {}", batches.len());
         if is_new {
-            self.scan_count += 1;
             let dims = self.dims();
+            let few = self.unplanned.rows_from(words_before, self.engine.search_rows_max());
             let unplanned = &mut self.unplanned;
-            let filled = self.engine.scan_all(&mut |table, row, record| {
+            let mut fill = |table: TableId, row, record: &[f32]| {
                 unplanned.fill(RowKey::new(table, row), &record[..dims[table.0 as usize]]);
                 Ok(())
-            });
+            };
+            let filled = match few {
+                Some(rows) => self.engine.visit_used(&rows, &mut fill),
+                None => self.engine.scan_all(&mut fill),
+            };
             if filled.is_err() {
                 self.unplanned.clear();
             }
@@ -291,14 +314,12 @@ impl TrainEngine for Planned {
         self.unplanned.clear();
     }
 
-    fn rows_of(&mut self, table: TableId, access: Access) -> Result<OwnRows<'_>> {
+    fn rows_of(&mut self, table: TableId, _access: Access) -> Result<OwnRows<'_>> {
         self.engine.schema().table(table)?;
-        self.scan_count += u64::from(access == Access::Read);
         Ok(OwnRows { engine: &mut self.engine, table })
     }
 
     fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
-        self.scan_count += 1;
         self.engine.scan_all(sink)
     }
 
@@ -350,13 +371,14 @@ impl TrainEngine for Planned {
 
     fn stats(&mut self) -> Result<Value> {
         let (stats, Position { epoch, batch }) = (self.engine.stats(), self.engine.position());
-        let plan = self.engine.plan_stats();
+        let (plan, reads) = (self.engine.plan_stats(), self.unplanned_reads());
         let order = json!({
             "kind": "forward",
             "epoch": epoch,
             "batch": batch,
             "plan": plan,
-            "unplanned_scan_count": self.scan_count,
+            "unplanned_scan_count": reads.scan_count,
+            "unplanned_search_count": reads.search_count,
         });
         Ok(json!({
             "order": order,

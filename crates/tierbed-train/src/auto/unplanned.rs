@@ -85,6 +85,23 @@ impl UnplannedRows {
         Ok((batches.len(), self.starts.len() > before))
     }
 
+    /// Returns the words that rows take; those placed later begin behind them.
+    pub(crate) fn word_count(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Returns the rows placed from word `first` on, ascending; `None` when they are more than
+    /// `rows_max`.
+    pub(crate) fn rows_from(&self, first: usize, rows_max: usize) -> Option<Vec<RowKey>> {
+        let is_later = |entry: &(&RowKey, &usize)| *entry.1 >= first;
+        if self.starts.iter().filter(is_later).nth(rows_max).is_some() {
+            return None;
+        }
+        let mut rows: Vec<RowKey> = self.starts.iter().filter(is_later).map(|at| *at.0).collect();
+        rows.sort_unstable();
+        Some(rows)
+    }
+
     /// Takes the weights of a row that was ever used.
     pub(crate) fn fill(&mut self, key: RowKey, weights: &[f32]) {
         // A row that no batch asked for is not kept.

@@ -17,7 +17,8 @@ mod store;
 
 pub(crate) use engine::{grown, stored_plan};
 pub use engine::{
-    AnySink, Piece, Pipeline, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND,
+    AnySink, Piece, Pipeline, PlannedConfig, PlannedEngine, PlannedStats, Position, UnplannedReads,
+    BACKEND,
 };
 pub use plan::{copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 pub use tierbed_kernels::Grads;

@@ -168,6 +168,7 @@ class OneSize:
             last = self._phase("epoch", epoch, checkpoints=saves)
         self._kills(float(last["checkpoint_s"]))
         digest = self._phase("scan", "after kills")["digest"]
+        self._try("few rows", "forward")
         dense = int(self._phase("torch", "model", has_model=True)["peak_rss_bytes"])
         plain, self.torch_bytes = self.torch_bytes, dense
         self._try("model", "forward", seconds=self.wanted.seconds)

@@ -23,6 +23,9 @@ __all__ = ["PHASES"]
 POINTS = 60
 #: Rows of a table that a scan hands on at once; it collects as many of each table.
 CHUNK_ROWS = 4096
+#: So many rows are read that were not planned, this often.
+FEW_ROWS = (1, 10, 100)
+FEW_TIMES = 10
 
 
 def _plan(job: Job) -> None:
@@ -254,6 +257,26 @@ def _scan(job: Job) -> None:
     )
 
 
+def _few_rows(job: Job) -> None:
+    """Reads a row or a few of a table, which no batch that comes now uses."""
+    told: dict[str, Any] = {}
+    with open_store(job) as store:
+        random = torch.Generator().manual_seed(job.shape.seed)
+        for count in FEW_ROWS:
+            taken_s = []
+            for at in range(FEW_TIMES):
+                job.told.progress(at, FEW_TIMES, f"times {count} rows")
+                rows = torch.randint(job.shape.rows, (count,), generator=random)
+                begun_s = time.perf_counter()
+                store.gather_rows(job.shape.names[0], rows)
+                taken_s.append(time.perf_counter() - begun_s)
+            told[f"read_{count}_ms_p50"] = 1e3 * median(taken_s)
+        order = store.order()
+    told["searches"] = order["unplanned_search_count"]
+    told["scans"] = order["unplanned_scan_count"]
+    job.told.row({**told, **memory()})
+
+
 def _verify(job: Job) -> None:
     """Checks every checksum of the store."""
     with open_store(job) as store:
@@ -276,5 +299,6 @@ PHASES: dict[str, Phase] = {
     "plan": _plan,
     "epoch": _epoch,
     "scan": _scan,
+    "few rows": _few_rows,
     "verify": _verify,
 }

@@ -10,6 +10,7 @@
 mod checkpoint;
 mod device;
 mod dump;
+mod find;
 mod gather;
 mod lookup;
 mod options;
@@ -50,6 +51,7 @@ use crate::planned::store::storage_thread::StorageThread;
 use crate::planned::store::window_rows::WindowRows;
 use crate::window::changes::{Changes, Room};
 use device::Device;
+pub use find::UnplannedReads;
 pub use options::{Pipeline, PlannedConfig};
 pub use pieces::Piece;
 pub(crate) use planned::stored_plan;
@@ -120,6 +122,7 @@ struct Counters {
     window_count: u64,
     checkpoint_count: u64,
     dump_bytes: u64,
+    unplanned: UnplannedReads,
 }
 
 /// Training along a plan. Calls need `&mut`: one at a time, in the plan's order.
@@ -383,6 +386,12 @@ impl PlannedEngine {
             wait_count: self.pipeline.wait_count(),
             io: tally.io,
         }
+    }
+
+    /// Returns how often rows were read that the plan did not bring.
+    #[must_use]
+    pub fn unplanned_reads(&self) -> UnplannedReads {
+        self.counters.unplanned
     }
 
     /// Passes the next batch without a step, as for a planned evaluation: its rows were there to

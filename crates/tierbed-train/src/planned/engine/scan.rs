@@ -2,9 +2,10 @@
 //!
 //! The store has no index from row to place, so access that was not planned reads all extents
 //! front to back and joins them with the plan, which knows the row of every entry. That is one
-//! sequential pass whatever the number of rows asked for.
+//! sequential pass whatever the number of rows asked for. Few rows are [found](super::find)
+//! for less.
 
-use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
+use tierbed_core::{Error, Result, RowId, RowKey, TableId, TableSchema};
 use tierbed_kernels::init_record;
 
 use super::dump::DUMP_BUF_BYTES;
@@ -52,10 +53,8 @@ impl PlannedEngine {
 
     // Visits the rows of one size class, or of all.
     fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
-        self.check_whole()?;
-        self.bring_back()?;
-        let settled = self.settle_for_reading();
-        self.poison.on_any(settled)?;
+        self.begin_scan()?;
+        self.counters.unplanned.scan_count += 1;
         let is_wanted = |class: usize| only.is_none_or(|only| only == class);
         let plan = self.pipeline.plan.clone();
         let (window, mut loaded) = (&mut self.scan_window, None);
@@ -149,6 +148,14 @@ impl PlannedEngine {
         Ok(())
     }
 
+    /// Lets all rows be where they can be read.
+    pub(super) fn begin_scan(&mut self) -> Result<()> {
+        self.check_whole()?;
+        self.bring_back()?;
+        let settled = self.settle_for_reading();
+        self.poison.on_any(settled)
+    }
+
     fn settle_for_reading(&mut self) -> Result<()> {
         let mover = self.pipeline.mover()?;
         mover.settle()?;
@@ -175,12 +182,23 @@ impl TableRows for PlannedEngine {
             init_record(&shape, row, &mut record);
             visit(at, &record);
         }
-        self.scan(table, &mut |row, record| {
+        let mut visit_used = |row: RowId, record: &[f32]| {
             let at = row.0.wrapping_sub(first);
             if at < count as u64 {
                 visit(at as usize, record);
             }
             Ok(())
+        };
+        if count > self.search_rows_max() {
+            return self.scan(table, &mut visit_used);
+        }
+        let rows = (first..first + count as u64).map(|row| RowKey::new(table, RowId(row)));
+        self.visit_used(&rows.collect::<Vec<_>>(), &mut |found, row, record| {
+            if found == table {
+                visit_used(row, record)
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -196,11 +214,22 @@ impl TableRows for PlannedEngine {
             init_record(&shape, row.0, &mut record);
             visit(at, &record);
         }
-        self.scan(table, &mut |row, record| {
+        let mut visit_used = |row: RowId, record: &[f32]| {
             if let Ok(at) = rows.binary_search(&row) {
                 visit(at, record);
             }
             Ok(())
+        };
+        if rows.len() > self.search_rows_max() {
+            return self.scan(table, &mut visit_used);
+        }
+        let rows = rows.iter().map(|&row| RowKey::new(table, row));
+        self.visit_used(&rows.collect::<Vec<_>>(), &mut |found, row, record| {
+            if found == table {
+                visit_used(row, record)
+            } else {
+                Ok(())
+            }
         })
     }
 

@@ -238,6 +238,36 @@ impl<'a> RowIds<'a> {
             count: u64::from(columns.count),
         }
     }
+
+    /// Returns the place of `row` among the entries, and passes over those before it: what is found
+    /// next must not be smaller.
+    pub(crate) fn find(&mut self, row: u64) -> Option<u64> {
+        self.pass_words_below(row >> self.low_width);
+        loop {
+            let mut ahead = self.clone();
+            let next = ahead.next()?;
+            if next >= row {
+                return (next == row).then_some(self.at);
+            }
+            *self = ahead;
+        }
+    }
+
+    // Passes over words all of whose rows have smaller high parts: as many zeros are before a row's
+    // bit as its high part says, so a word is passed by counting its bits.
+    fn pass_words_below(&mut self, high: u64) {
+        loop {
+            let after = self.at + u64::from(self.word.count_ones());
+            if self.base.wrapping_add(64).wrapping_sub(after) >= high {
+                return;
+            }
+            let Some((word, rest)) = self.high.split_first() else { return };
+            self.high = rest;
+            self.word = u64::from_le_bytes(*word);
+            self.base = self.base.wrapping_add(64);
+            self.at = after;
+        }
+    }
 }
 
 impl Iterator for RowIds<'_> {
@@ -302,21 +332,30 @@ mod tests {
     use crate::planned::bits::PAD_BYTES;
     use proptest::prelude::*;
 
+    fn ends_of(columns: &Columns) -> [usize; 4] {
+        let mut at = 0;
+        columns.section_bytes().map(|len| {
+            at += len;
+            at
+        })
+    }
+
+    fn row_ids(columns: Columns, bytes: &[u8]) -> RowIds<'_> {
+        let [low_end, high_end, ..] = ends_of(&columns);
+        let low = BitSlice::new(bytes, 0, columns.widths[0].into());
+        RowIds::new(low, bytes.get(low_end..high_end).unwrap_or(&[]), &columns)
+    }
+
     fn read(
         columns: Columns,
         bytes: &[u8],
         firsts: TableFirsts<'_>,
     ) -> (Vec<u64>, Vec<Option<(usize, u32)>>) {
         let columns = Columns::decode(columns.encode());
-        let mut at = 0;
-        let ends = columns.section_bytes().map(|len| {
-            at += len;
-            at
-        });
+        let ends = ends_of(&columns);
         let slice =
             |at: usize, width: usize| BitSlice::new(bytes, 8 * at, columns.widths[width].into());
-        let high = bytes.get(ends[0]..ends[1]).unwrap_or(&[]);
-        let rows = RowIds::new(slice(0, 0), high, &columns);
+        let rows = row_ids(columns, bytes);
         let next = NextUses::new(slice(ends[1], 1), slice(ends[2], 2), firsts, &columns);
         let count = (columns.count as usize).min(1000);
         (rows.take(1000).collect(), (0..count).map(|at| next.get(at)).collect())
@@ -348,7 +387,13 @@ mod tests {
             prop_assert_eq!(bytes.len(), columns.section_bytes().iter().sum::<usize>());
             bytes.extend([0xFF; PAD_BYTES]);
             let (found_rows, found_uses) = read(columns, &bytes, firsts);
-            prop_assert_eq!(found_rows, rows);
+            prop_assert_eq!(&found_rows, &rows);
+            let mut ids = row_ids(columns, &bytes);
+            for wanted in (0u64..70).chain(rows.iter().flat_map(|&row| [row, row + 1])) {
+                let ids = if wanted < 70 { &mut row_ids(columns, &bytes) } else { &mut ids };
+                let place = rows.binary_search(&wanted).ok().map(|place| place as u64);
+                prop_assert_eq!(ids.find(wanted), place, "row {}", wanted);
+            }
             prop_assert_eq!(found_uses, uses.into_iter().map(Some).collect::<Vec<_>>());
         }
 
@@ -365,6 +410,8 @@ mod tests {
             counts.truncate(counts.len() / 2 * 2);
             let firsts = &Firsts::new(&counts, 2);
             let _ = read(columns, &bytes, TableFirsts { firsts, table });
+            let mut ids = row_ids(columns, &bytes);
+            let _ = (0..70).map(|row| ids.find(row << 40 | row)).max();
         }
     }
 }

@@ -230,6 +230,14 @@ impl EpochPlan {
         window.unpack_rows()
     }
 
+    /// Reads the entries of window `number`, to [find rows](PlanWindow::entries_of) among them.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub(crate) fn load_packed_entries(&self, number: usize, window: &mut PlanWindow) -> Result<()> {
+        self.load_part(number, window, Part::Entries)
+    }
+
     fn load_part(&self, number: usize, window: &mut PlanWindow, part: Part) -> Result<()> {
         let Err(error) = self.read_part(&*self.device, number, window, part) else { return Ok(()) };
         let has_spare = |spare: &&Arc<dyn Device>| {

@@ -201,6 +201,18 @@ impl PlanWindow {
         RowIds::new(low, high, &table.columns)
     }
 
+    /// Finds `rows` of table `at`, which ascend: the entry of each, `None` for those that the
+    /// window does not use.
+    pub(crate) fn entries_of<R: Iterator<Item = u64>>(
+        &self,
+        at: usize,
+        rows: R,
+    ) -> impl Iterator<Item = Option<u32>> + use<'_, R> {
+        let table = self.tables[at];
+        let mut ids = self.rows(&table);
+        rows.map(move |row| Some(table.first + ids.find(row)? as u32))
+    }
+
     /// Returns the next uses of `table`'s entries.
     pub(crate) fn next_uses(&self, table: &TableEntries) -> NextUses<'_> {
         let [_, _, windows_at, differences_at, _] = table.at;

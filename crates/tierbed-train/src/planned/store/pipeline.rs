@@ -5,13 +5,15 @@
 //! on a thread of its own; it is handed over as a value, through a channel, so that no lock and
 //! no order of memory accesses has to be thought about. What is computed is the same.
 
+use std::sync::Arc;
+
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Error, Result};
 
 use super::extents::Chunk;
 use super::row_mover::RowMover;
 use super::size_class::{SizeClass, SizeClassStats};
-use super::spans::ListPlace;
+use super::spans::{ListPlace, Spans};
 use super::storage_thread::StorageThread;
 use super::window_rows::{Home, Newest, Place, RowVisit, Spot, WindowRows};
 use crate::planned::device::DeviceWindows;
@@ -67,7 +69,7 @@ impl Tally {
 pub(crate) struct WindowPipeline {
     pub(crate) plan: EpochPlan,
     pub(crate) homes: Vec<Home>,
-    span_windows: usize,
+    spans: Arc<Spans>,
     pub(crate) current: WindowRows,
     /// `None` while it is under way with the storage thread, and for ever after that one failed.
     mover: Option<Box<RowMover>>,
@@ -93,7 +95,7 @@ impl WindowPipeline {
         Self {
             plan: mover.plan.clone(),
             homes: mover.homes.clone(),
-            span_windows: mover.splitter.spans().span_windows(),
+            spans: Arc::clone(mover.splitter.spans()),
             tally: Tally::of(&mover),
             current,
             pace_rows: 0,
@@ -245,7 +247,11 @@ impl WindowPipeline {
 
     /// Returns how many windows share a bucket while they are far; 0 when none do.
     pub(crate) fn span_windows(&self) -> usize {
-        self.span_windows
+        self.spans.span_windows()
+    }
+
+    pub(crate) fn spans(&self) -> &Spans {
+        &self.spans
     }
 
     /// Returns the size class that the rows of `table` wait in.

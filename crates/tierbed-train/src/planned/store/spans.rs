@@ -134,7 +134,6 @@ impl Spans {
     /// # Panics
     /// When the plan has no such window.
     #[inline]
-    #[expect(clippy::indexing_slicing, reason = "spans know the first entry of every window")]
     pub(crate) fn list_of(&self, now: usize, place: Place) -> ListPlace {
         let Place { window, entry } = place;
         let last = now.max(window as usize);
@@ -142,10 +141,27 @@ impl Spans {
         if !self.is_filled || self.is_near(now, window as usize) {
             return ListPlace { list: window, entry };
         }
+        self.far_list_of(place)
+    }
+
+    #[inline]
+    #[expect(clippy::indexing_slicing, reason = "spans know the first entry of every window")]
+    fn far_list_of(&self, Place { window, entry }: Place) -> ListPlace {
         let first = self.firsts[window as usize];
         let list = self.window_count + self.span_of(window as usize);
         // Entries of a damaged plan are any number: the window refuses them when they arrive.
         ListPlace { list: list as u32, entry: entry.wrapping_add(first) }
+    }
+
+    /// Returns where a row for `place` may wait, whenever that is: in the list of its window, and
+    /// in that of its span if there are spans.
+    ///
+    /// # Panics
+    /// When the plan has no such window.
+    pub(crate) fn lists_for(&self, place: Place) -> impl Iterator<Item = ListPlace> {
+        let near = ListPlace { list: place.window, entry: place.entry };
+        let far = (self.span_windows > 0).then(|| self.far_list_of(place));
+        std::iter::once(near).chain(far)
     }
 
     /// Returns the window and entry that a row in a list waits for; `None` when there is no such
@@ -215,6 +231,10 @@ mod tests {
                     prop_assert!(list < spans.list_count());
                     prop_assert!(seen.insert((list, waits.entry)), "each row has its own place");
                     prop_assert_eq!(spans.place_in(waits), Some(place));
+                    prop_assert!(spans.lists_for(place).any(|may_wait| may_wait == waits));
+                    for may_wait in spans.lists_for(place) {
+                        prop_assert_eq!(spans.place_in(may_wait), Some(place));
+                    }
                     // What is needed before the span changes is never far.
                     if distance < spans.windows_left(now) {
                         prop_assert_eq!(list, window);
