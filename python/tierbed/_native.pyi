@@ -355,6 +355,16 @@ class NativeStore:
     ) -> tuple[int, int] | None:
         """Passes the next batch of the plan without a step; returns the :meth:`position` then."""
 
+    def expect_joined(
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack
+    ) -> bool:
+        """Makes sure that this is the next batch of the plan, a bag for each feature of several
+        collections, whose lookups and steps follow. Another batch moves the rows, if they may:
+        False then."""
+
+    def end_joined(self) -> bool:
+        """Ends the batch of :meth:`expect_joined` if a part of it was stepped; False if none."""
+
     def pass_planned_to(self, batch: int) -> None:
         """Passes the batches of the plan up to ``batch``, of this epoch or of the next one."""
 

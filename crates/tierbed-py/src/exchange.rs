@@ -250,7 +250,7 @@ fn piece_of<'a>(
 ) -> Result<Piece<'a>> {
     let before = plans.iter().take(group);
     Ok(Piece {
-        batch: &rows.indices,
+        batch: Some(&rows.indices),
         first_feature: before.map(|plan| plan.features().len()).sum(),
         layout: plan_of(plans, group)?,
         bags,

@@ -677,6 +677,26 @@ impl NativeStore {
         })
     }
 
+    fn expect_joined(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, None)?;
+        let plan = &plan.get().plan;
+        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| {
+            engine.check_writable()?;
+            engine.single()?.expect_joined(plan, &bags)
+        })
+    }
+
+    fn end_joined(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |engine| engine.single()?.end_joined())
+    }
+
     fn pass_planned_to(&self, py: Python<'_>, batch: u64) -> PyResult<()> {
         self.with(py, |engine| engine.writable()?.skip_to(batch))
     }

@@ -145,7 +145,7 @@ fn step_both(job: &Job, engine: &mut PlannedEngine, oracle: &mut WindowEngine, s
             let mut found = Matrix::new(&layout, &bags);
             let first = first_feature(at);
             let piece = Piece {
-                batch: &batch.whole.indices,
+                batch: Some(&batch.whole.indices),
                 first_feature: first,
                 layout: &layout,
                 bags: &bags,
@@ -168,7 +168,8 @@ fn step_both(job: &Job, engine: &mut PlannedEngine, oracle: &mut WindowEngine, s
         let [found, expected] = &mut weights;
         let is_weighted = own.weights.is_some();
         let piece = Piece {
-            batch: &batch.whole.indices,
+            // Whole features were compared before, or are compared here.
+            batch: (at % 2 == 0).then_some(batch.whole.indices.as_slice()),
             first_feature: first_feature(at),
             layout: &layout,
             bags: &bags,
@@ -212,7 +213,7 @@ fn a_batch_that_is_stepped_in_part_is_never_kept() {
     let layout = layout_of(&job, PIECES[0], None);
     let bags = batch.pieces[0].bags();
     let piece =
-        Piece { batch: &batch.whole.indices, first_feature: 0, layout: &layout, bags: &bags };
+        Piece { batch: Some(&batch.whole.indices), first_feature: 0, layout: &layout, bags: &bags };
     let grad = vec![0.5; layout.output_len(&bags)];
     engine.update_piece(piece, Grads { output: &grad, weights: None }).unwrap();
     // The other pieces never come.
@@ -231,7 +232,8 @@ fn pieces_of_no_batch_and_of_other_batches_are_refused() {
     let (batch, other) = (InPieces::of(&job, 0), InPieces::of(&job, 1));
     let bags = batch.pieces[1].bags();
     let first_feature = first_feature(1);
-    let piece = Piece { batch: &batch.whole.indices, first_feature, layout: &layout, bags: &bags };
+    let piece =
+        Piece { batch: Some(&batch.whole.indices), first_feature, layout: &layout, bags: &bags };
     let grad = vec![0.5; layout.output_len(&bags)];
     let grads = || Grads { output: &grad, weights: None };
     let mut matrix = Matrix::new(&layout, &bags);
@@ -253,6 +255,10 @@ fn pieces_of_no_batch_and_of_other_batches_are_refused() {
     foreign.indices[0] = (foreign.indices[0] + 1) % 40;
     let foreign_bags = foreign.bags();
     assert!(engine.update_piece(Piece { bags: &foreign_bags, ..piece }, grads()).is_err());
+    let short =
+        Piece { batch: None, bags: &Bags { indices: &[], offsets: &[0, 0], ..bags }, ..piece };
+    assert!(engine.lookup_piece(short, &mut matrix).is_err());
+    assert!(engine.update_piece(short, grads()).is_err());
     // Nothing was stepped by any of them.
     step_both(&job, &mut engine, &mut oracle, 0);
     assert!(job.records(&mut engine).unwrap() == job.oracle_records(&mut oracle));

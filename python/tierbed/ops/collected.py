@@ -111,7 +111,7 @@ class CollectedGradients:
         self.tables = tables
         self._native = native
         self._bindings: list[Binding] = []
-        self._only: LookupGradient | None = None
+        self._only: dict[Binding, LookupGradient | None] = {}
 
     @property
     def is_pending(self) -> bool:
@@ -131,7 +131,7 @@ class CollectedGradients:
             )
         # A plan knows the batch by its ids; the gradient itself goes to the tables.
         ids_only = dataclasses.replace(lookup, grad=_NO_GRADIENT, weights=None)
-        self._only = None if self._bindings else ids_only
+        self._only[binding] = None if binding in self._only else ids_only
         self._bindings.append(binding)
         parts = _parts(binding, lookup)
         for table in dict.fromkeys(binding.tables):
@@ -165,11 +165,11 @@ class CollectedGradients:
                 "gradient of rows holds nan or inf, no row was changed; find where the loss "
                 "overflows, or skip such steps with set_grad_scaler or on_nonfinite='skip'"
             )
-        binding, only = self._bindings[0], self._only
         position = self._native.position()
-        if position is not None and only is not None and not binding.frozen:
+        planned = [] if position is None else self._planned()
+        for binding, only in planned:
             position = self._step_planned(binding, only)
-        else:
+        if not planned:
             position = self._step_rows()
         for one in self._bindings:
             one.position = position
@@ -179,9 +179,16 @@ class CollectedGradients:
     def clear(self) -> None:
         """Forgets all gradients."""
         self._bindings.clear()
-        self._only = None
+        self._only.clear()
         for table in self.tables.values():
             table.clear()
+
+    def _planned(self) -> list[tuple[Binding, LookupGradient]]:
+        """Returns the lookups that a step along a plan may be of: one of each collection."""
+        once = [(one, only) for one, only in self._only.items() if only is not None]
+        owned = [table for one, _ in once for table in set(one.tables)]
+        is_right = len(once) == len(self._only) and len(owned) == len(set(owned))
+        return once if is_right and not any(one.frozen for one, _ in once) else []
 
     def _skips(self) -> bool:
         """Leaves the step out, where every collection wants that, and counts it there."""

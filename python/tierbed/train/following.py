@@ -11,15 +11,17 @@ from tierbed.data.order import BatchOrder, fingerprint
 from tierbed.errors import InvalidError
 from tierbed.train.epochs import Epochs
 from tierbed.train.session import StepSession
+from tierbed.train.several import SeveralSessions
 
 __all__ = ["follow"]
 
 _LOG = logging.getLogger("tierbed")
+Session = StepSession | SeveralSessions
 
 
 def follow(
     loader: Iterable[Any] | Epochs,
-    session: StepSession,
+    session: Session,
     window: int,
     key: Callable[[Any], Any],
     start: int,
@@ -54,7 +56,7 @@ def follow(
     return True
 
 
-def _go_to(begins: int, answer: dict[str, Any], session: StepSession, start: int, own: int) -> None:
+def _go_to(begins: int, answer: dict[str, Any], session: Session, start: int, own: int) -> None:
     """Passes over the batches that nobody trained on: an epoch before may have ended early."""
     stands, epoch = answer["batch"], answer["epoch"]
     there = f"start={stands - own}" if stands >= own else f"a loader that begins at batch {stands}"
@@ -77,7 +79,7 @@ def _go_to(begins: int, answer: dict[str, Any], session: StepSession, start: int
 
 
 def _make_plan(
-    order: BatchOrder, session: StepSession, source: str, window: int, key: Callable[[Any], Any]
+    order: BatchOrder, session: Session, source: str, window: int, key: Callable[[Any], Any]
 ) -> None:
     session.start_plan(source, window)
     with Progress("planning the order", order.batch_count, "batches") as bar:

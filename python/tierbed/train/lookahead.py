@@ -107,8 +107,9 @@ def lookahead(
             store's folder for the next run.
         emb: The collection that will look the batches up, a model with ``embeddings``, or a module
             of one table, whose ``key`` returns the argument of its ``forward``, or a tuple of them.
-            Or several of these, which train by window: ``key`` then returns one
-            KeyedJaggedTensor for all, or a list with a part for each.
+            Or several of these: ``key`` then returns one KeyedJaggedTensor for all, or a list
+            with a part for each. Over one store they follow a plan together, where no two share
+            a table; over several stores they train by window.
         window: Most batches read ahead; 0 reads none, and makes no plan.
         key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``,
             ``batch.sparse_features`` or the batch itself.
@@ -147,8 +148,10 @@ def lookahead(
         if value < least:
             raise InvalidError(f"{name} must be at least {least}, not {value}", {name: str(value)})
     bags_key = _bags_key(emb, key)
-    together = Epochs(loader, bags_key, epochs) if epochs > 1 else None
-    return Lookahead(loader, _session_of(emb), window, bags_key, start, together)
+    session = _session_of(emb)
+    order_key = session.joined_key(bags_key) if isinstance(session, SeveralSessions) else bags_key
+    together = Epochs(loader, order_key, epochs) if epochs > 1 else None
+    return Lookahead(loader, session, window, bags_key, start, together)
 
 
 class Lookahead(Generic[Batch]):
@@ -301,10 +304,16 @@ def _is_read_once(loader: Iterable[Any]) -> bool:
 
 
 def _run_planned(
-    batches: Iterator[Batch], session: StepSession, window: int, key: Callable[[Batch], Any]
+    batches: Iterator[Batch],
+    session: StepSession | SeveralSessions,
+    window: int,
+    key: Callable[[Batch], Any],
 ) -> Generator[Batch, None, None]:
     stands = session.find_position()
     for batch in batches:
+        # Several collections look up parts of a batch, so the whole one is told before.
+        if stands is not None and isinstance(session, SeveralSessions):
+            stands = stands if session.expect(key(batch)) else None
         if stands is None:
             # The rows have left the plan; from here on they are looked ahead by window.
             _LOG.warning("left the forward order: %s", session.store.order()["reason"])

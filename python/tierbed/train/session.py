@@ -102,26 +102,38 @@ class StepSession:
     # ------------------------------------------------------------ forward order
 
     @property
-    def _trains(self) -> bool:
+    def trains(self) -> bool:
+        """Whether lookups are stepped now."""
         return bool(self._collection.training and self._binding.hook.requires_grad)
 
     @property
     def may_follow(self) -> bool:
         """Whether a plan of the batches may be made and followed."""
-        return self._trains and not self._binding.frozen and self.store.may_follow_plan
+        return self.trains and not self._binding.frozen and self.store.may_follow_plan
 
     def tell_why_not(self) -> None:
         """Says why no plan is followed, where the caller may have expected one."""
-        if not self._trains:
+        if not self.trains:
             if not self._collection.training:
                 self.store.note_scans(is_coming=True)
             return
         reason = self.store.plan_obstacle
-        if reason is None and self._binding.frozen and self.store.asks_for_plan:
-            names = [self._binding.guard.tables[at] for at in sorted(self._binding.frozen)]
-            reason = f"the tables {names} are frozen, and a step along a plan is one of all tables"
+        if reason is None and self.store.asks_for_plan:
+            reason = self.obstacle()
         if reason is not None:
             self.store.note_unknown_order(reason)
+
+    def obstacle(self) -> str | None:
+        """Returns why this collection can follow no plan; None when it can."""
+        if not self._binding.frozen:
+            return None
+        names = [self._binding.guard.tables[at] for at in sorted(self._binding.frozen)]
+        return f"the tables {names} are frozen, and a step along a plan is one of all tables"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a table has an open vocabulary."""
+        return self._binding.is_open
 
     def find_order(self, loader: Iterable[Any], key: Callable[[Any], Any]) -> BatchOrder | str:
         """Returns the order of a loader's batches, or why it is not known."""

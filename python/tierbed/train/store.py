@@ -414,7 +414,7 @@ class Store(StoreReports):
 
     @property
     def may_follow_plan(self) -> bool:
-        """Whether a plan may be followed: a folder, an open order, and one collection."""
+        """Whether one collection may follow a plan: it is asked for, and there is no other."""
         return self.asks_for_plan and len(self._collections) == 1
 
     @property
@@ -434,8 +434,8 @@ class Store(StoreReports):
         if not self.asks_for_plan or count == 1:
             return None
         return (
-            f"{count} collections train on the store, and a plan is made for one; put all tables "
-            "into one collection, or drop the others"
+            f"{count} collections train on the store, and one is looked ahead; look them ahead "
+            "together with lookahead(loader, [one, other]), or drop the others"
         )
 
     def note_scans(self, *, is_coming: bool = False) -> None:

@@ -13,6 +13,7 @@ use tierbed_vocab::Policy;
 
 use crate::auto::follow::{Making, PlanIdentity};
 use crate::auto::ids::PlannedIds;
+use crate::auto::joined::JoinedBatch;
 use crate::auto::moving::{self, WINDOW_FOLDER};
 use crate::auto::noting::NotingEngine;
 use crate::auto::options::{Order, OrderConfig};
@@ -40,6 +41,8 @@ pub struct AutoEngine {
     pub(crate) open: BTreeMap<TableId, Policy>,
     /// Their index beside a plan that is followed or being made.
     pub(crate) ids: Option<PlannedIds>,
+    /// The batch that several collections look up and step.
+    pub(crate) joined: Option<JoinedBatch>,
 }
 
 /// Who has the rows.
@@ -111,6 +114,7 @@ impl AutoEngine {
             notes: Notes::default(),
             open: BTreeMap::new(),
             ids: None,
+            joined: None,
         };
         if let Some(folder) = &opened.folder {
             opened.config.has_open_tables = PlannedIds::exists(folder)?;
@@ -136,6 +140,7 @@ impl AutoEngine {
             notes: Notes::default(),
             open: BTreeMap::new(),
             ids: None,
+            joined: None,
         }
     }
 

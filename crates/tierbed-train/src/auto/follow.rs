@@ -94,6 +94,7 @@ impl PlanIdentity {
 
 impl PlanFollower for AutoEngine {
     fn follow(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<Answer> {
+        self.end_joined()?;
         let answer = self.find_plan(features, request)?;
         if let Answer::Refused { reason } = &answer {
             if self.config.order == Order::Forward {

@@ -3,6 +3,7 @@
 pub(crate) mod engine;
 mod follow;
 mod ids;
+mod joined;
 mod kept;
 pub(crate) mod look;
 pub(crate) mod moving;

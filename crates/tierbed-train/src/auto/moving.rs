@@ -95,6 +95,7 @@ impl AutoEngine {
     /// Before the plan is left: those of reading, and nothing changed. Behind it the store must
     /// be reopened.
     pub(crate) fn move_to_window(&mut self, why: &str) -> Result<()> {
+        self.end_joined()?;
         let folder = self.folder()?;
         let Some(planned) = self.planned_mut() else { return Ok(()) };
         let (sorted, row_count) = sort_all(planned, &folder)?;

@@ -72,9 +72,13 @@ impl TrainEngine for AutoEngine {
         out: &mut [f32],
         is_training: bool,
     ) -> Result<Option<BatchToken>> {
-        if !is_training {
-            return self.engine()?.lookup(plan, bags, out, false);
+        if let Some(done) = self.lookup_joined(plan, bags, out) {
+            return done.map(|()| None);
         }
+        if !is_training {
+            return self.whole_engine()?.lookup(plan, bags, out, false);
+        }
+        self.end_stepped()?;
         self.planned_or_moved(plan, bags, |engine| engine.lookup(plan, bags, out, true))
     }
 
@@ -89,6 +93,11 @@ impl TrainEngine for AutoEngine {
         grads: Grads<'_>,
         found: Option<BatchToken>,
     ) -> Result<()> {
+        let mut grads = grads;
+        if let Some(done) = self.update_joined(plan, bags, &mut grads) {
+            return done;
+        }
+        self.end_stepped()?;
         let Grads { output, mut weights } = grads;
         self.planned_or_moved(plan, bags, |engine| {
             let grads = Grads { output, weights: weights.as_deref_mut() };
@@ -97,6 +106,7 @@ impl TrainEngine for AutoEngine {
     }
 
     fn skip(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<()> {
+        self.end_joined()?;
         if self.ids.is_some() {
             return self.skip_ids(plan, bags);
         }
@@ -107,6 +117,7 @@ impl TrainEngine for AutoEngine {
     }
 
     fn skip_to(&mut self, batch: u64) -> Result<()> {
+        self.end_joined()?;
         self.planned_mut().map_or(Ok(()), |planned| planned.skip_to(batch))
     }
 
@@ -118,7 +129,7 @@ impl TrainEngine for AutoEngine {
     }
 
     fn prefetch(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
-        self.engine()?.prefetch(plan, batches)
+        self.whole_engine()?.prefetch(plan, batches)
     }
 
     fn end_lookahead(&mut self) {
@@ -130,6 +141,7 @@ impl TrainEngine for AutoEngine {
     }
 
     fn rows_of(&mut self, table: TableId, access: Access) -> Result<OwnRows<'_>> {
+        self.end_stepped()?;
         let may_move = self.config.on_mismatch() != OnMismatch::Error;
         if access == Access::Write && may_move && self.planned_mut().is_some() {
             self.move_to_window("rows were written by number")?;
@@ -138,11 +150,11 @@ impl TrainEngine for AutoEngine {
     }
 
     fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
-        self.engine()?.scan_all(sink)
+        self.whole_engine()?.scan_all(sink)
     }
 
     fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        self.engine()?.checkpoint(name, attachments)
+        self.whole_engine()?.checkpoint(name, attachments)
     }
 
     fn last_checkpoint(&self) -> Option<&CommitInfo> {
@@ -173,7 +185,7 @@ impl TrainEngine for AutoEngine {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        let mut count = self.engine()?.verify()?;
+        let mut count = self.whole_engine()?.verify()?;
         if let Some(ids) = &mut self.ids {
             count += ids.verify()?;
         }
@@ -195,6 +207,7 @@ impl TrainEngine for AutoEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        self.end_stepped()?;
         if let (State::Planned(planned), Some(ids)) = (&mut self.state, &mut self.ids) {
             return WithIds { planned, ids }.publish(path, layout, attachments, progress);
         }
@@ -208,6 +221,7 @@ impl TrainEngine for AutoEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        self.end_stepped()?;
         if let (State::Planned(planned), Some(ids)) = (&mut self.state, &mut self.ids) {
             return WithIds { planned, ids }.publish_delta(path, base, attachments, progress);
         }
@@ -257,7 +271,7 @@ impl NotingEngine for AutoEngine {
     }
 
     fn scan_noted(&mut self, rows: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
-        self.engine()?.scan_noted(rows, sink)
+        self.whole_engine()?.scan_noted(rows, sink)
     }
 
     fn note_published(&mut self, identity: &str) -> Result<()> {

@@ -19,14 +19,25 @@ use super::PlannedEngine;
 /// Some features of a batch, one behind the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
-    /// Ids of the whole batch, as it was [expected](PlannedEngine::prepare).
-    pub batch: &'a [i64],
+    /// Ids of the whole batch, as it was [expected](PlannedEngine::prepare); `None` when `bags`
+    /// have all ids of their features, which the caller has compared with that batch.
+    pub batch: Option<&'a [i64]>,
     /// Number of the first feature in the batch.
     pub first_feature: usize,
     /// Tables, pooling and columns of the features.
     pub layout: &'a FeatureLayout,
     /// Their bags: of each feature all ids of the batch, or some of them in the same order.
     pub bags: &'a Bags<'a>,
+}
+
+impl Piece<'_> {
+    // Tells whether its bags have all ids of the batch in `range`, its features.
+    fn has_all_of(&self, range: Range<usize>) -> bool {
+        match self.batch {
+            Some(batch) => batch[range] == *self.bags.indices,
+            None => range.len() == self.bags.indices.len(),
+        }
+    }
 }
 
 impl PlannedEngine {
@@ -40,6 +51,20 @@ impl PlannedEngine {
         let result = self.pool_piece(piece, &mut starts, to);
         self.scratch.starts = starts;
         result
+    }
+
+    /// As [`lookup_piece`](Self::lookup_piece) into `out`, overwritten: `[B, output_dim]`, or
+    /// `[E, D]` without pooling.
+    ///
+    /// # Errors
+    /// As [`lookup_piece`](Self::lookup_piece), and for an output of another size.
+    pub fn lookup_piece_into(&mut self, piece: Piece<'_>, out: &mut [f32]) -> Result<()> {
+        piece.layout.check_shape(piece.bags, out.len())?;
+        self.bring_back()?;
+        let entries = self.entries_of(piece)?;
+        let features = feature_rows(&self.pipeline, &entries, piece.layout, piece.bags);
+        self.kernels.pool_batch(self.pipeline.current.arena(), &features, out);
+        Ok(())
     }
 
     fn pool_piece(
@@ -74,7 +99,7 @@ impl PlannedEngine {
         self.poison.check()?;
         layout.check_shape(bags, grads.output.len())?;
         let range = self.range_of(piece)?;
-        if piece.batch[range.clone()] != *bags.indices {
+        if !piece.has_all_of(range.clone()) {
             return Err(Error::invalid("a step of a piece takes all ids of its features"));
         }
         self.bring_back()?;
@@ -132,7 +157,9 @@ impl PlannedEngine {
         self.check_expected()?;
         let bounds = &self.scratch.bounds;
         let end = piece.first_feature + piece.layout.features().len();
-        let is_its = piece.batch.len() == self.scratch.entries.len() && end < bounds.len();
+        let entry_count = self.scratch.entries.len();
+        let is_its = piece.batch.is_none_or(|batch| batch.len() == entry_count);
+        let is_its = is_its && end < bounds.len();
         if !is_its {
             return Err(Error::invalid("the batch that was expected has no such piece"));
         }
@@ -143,15 +170,17 @@ impl PlannedEngine {
     fn entries_of(&self, piece: Piece<'_>) -> Result<Cow<'_, [u32]>> {
         let range = self.range_of(piece)?;
         let entries = &self.scratch.entries;
-        if piece.batch[range.clone()] == *piece.bags.indices {
+        if piece.has_all_of(range.clone()) {
             return Ok(Cow::Borrowed(&entries[range]));
         }
+        let batch = piece.batch;
+        let batch = batch.ok_or_else(|| Error::invalid("a piece lacks ids of its features"))?;
         let mut own = Vec::with_capacity(piece.bags.indices.len());
         for at in 0..piece.layout.features().len() {
             let feature = piece.first_feature + at;
             let bounds = &self.scratch.bounds[feature..=feature + 1];
             let of_batch = bounds[0] as usize..bounds[1] as usize;
-            let mut rest = piece.batch[of_batch.clone()].iter().zip(&entries[of_batch]);
+            let mut rest = batch[of_batch.clone()].iter().zip(&entries[of_batch]);
             for &id in &piece.bags.indices[piece.layout.range(piece.bags, at)] {
                 // They come in the order of the batch: what was passed comes no more.
                 let found = rest.find(|(&of_batch, _)| of_batch == id);
