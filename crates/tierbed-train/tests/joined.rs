@@ -34,7 +34,7 @@ fn job() -> Run {
         (4, Pooling::Sum),
         (2, Pooling::None),
     ];
-    Run { features: features.to_vec(), is_weighted: false, ..Run::pooled(OptimizerKind::Adam) }
+    Run { features: features.to_vec(), ..Run::pooled(OptimizerKind::Adam) }
 }
 
 fn layout(job: &Run, engine: &ShardedEngine, features: &Range<usize>) -> FeatureLayout {
@@ -52,15 +52,17 @@ fn whole(job: &Run, engine: &ShardedEngine) -> FeatureLayout {
     FeatureLayout::new(engine.engine().schema(), &features.collect::<Vec<_>>()).unwrap()
 }
 
-/// Some features of a batch.
+/// Some features of a batch; the first collection has weights.
 fn part_of(batch: &Batch, features: &Range<usize>) -> Batch {
     let samples = (batch.offsets.len() - 1) / batch.feature_count;
     let offsets = &batch.offsets[features.start * samples..=features.end * samples];
     let first = offsets[0];
+    let ids = first as usize..offsets[offsets.len() - 1] as usize;
+    let weights = batch.weights.as_ref().filter(|_| features.start == 0);
     Batch {
-        indices: batch.indices[first as usize..offsets[offsets.len() - 1] as usize].to_vec(),
+        indices: batch.indices[ids.clone()].to_vec(),
         offsets: offsets.iter().map(|offset| offset - first).collect(),
-        weights: None,
+        weights: weights.map(|weights| weights[ids].to_vec()),
         feature_count: features.len(),
     }
 }
@@ -113,17 +115,20 @@ fn lookup(
     Ok(output)
 }
 
+/// Steps some features; returns the gradient of their weights.
 fn update(
     job: &Run,
     engine: &mut ShardedEngine,
     batch: &Batch,
     features: &Range<usize>,
     output: &[f32],
-) -> Result<()> {
+) -> Result<Vec<f32>> {
     let (plan, part) = (layout(job, engine, features), part_of(batch, features));
     let grad: Vec<f32> = output.iter().map(|value| value * 0.3 + 0.01).collect();
-    let grads = Grads { output: &grad, weights: None };
-    engine.writable()?.update(&plan, &part.bags(), grads, None)
+    let mut of_weights = part.weights.clone().unwrap_or_default();
+    let weights = part.weights.is_some().then_some(of_weights.as_mut_slice());
+    let grads = Grads { output: &grad, weights };
+    engine.writable()?.update(&plan, &part.bags(), grads, None).map(|()| of_weights)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -143,10 +148,11 @@ fn step(
         assert!(bits(&lookup(job, engine, batch, part, false)?) == bits(&output));
         outputs.push(output);
     }
+    let mut found: Vec<Vec<u32>> = outputs.iter().map(|output| bits(output)).collect();
     for &part in chosen {
-        update(job, engine, batch, &PARTS[part], &outputs[part])?;
+        found.push(bits(&update(job, engine, batch, &PARTS[part], &outputs[part])?));
     }
-    Ok(outputs.iter().map(|output| bits(output)).collect())
+    Ok(found)
 }
 
 fn memory_folder() -> Arc<dyn Folder> {

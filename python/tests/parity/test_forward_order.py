@@ -642,3 +642,33 @@ def test_a_batch_whose_gradient_is_not_finite_is_refused_or_passed(
     assert_same(outputs[:BATCHES], outputs[BATCHES:])
     assert_same_rows(forward, memory)
     assert forward.order()["kind"] == "forward"
+
+
+def test_a_plan_that_is_refused_is_the_error_of_the_block(tmp_path: Path, caplog: Any) -> None:
+    """The store cannot tell its last state then; that must not hide why."""
+    tables = [tb.EmbeddingBagConfig(30_000, 8, "t")]
+
+    def batches(rows: int) -> Any:
+        ids = torch.arange(rows)
+        batch = tb.KeyedJaggedTensor(["t"], ids, lengths=torch.ones(rows, dtype=torch.int64))
+
+        class Batches:
+            def __iter__(self) -> Any:
+                return iter([batch] * 4)
+
+            def known_order(self) -> tb.data.BatchOrder:
+                return tb.data.BatchOrder(str(rows), lambda: iter(self), batch_count=4)
+
+        return Batches()
+
+    def run() -> None:
+        with tb.Store.open(tmp_path / "store", dram_budget="2MiB", order="forward") as store:
+            emb = tb.EmbeddingBagCollection(tables, store=store)
+            for batch in tb.lookahead(batches(100), emb, key=itself):
+                emb(batch).values().sum().backward()
+            store.checkpoint("small")
+            next(tb.lookahead(batches(30_000), emb, key=itself))
+
+    with pytest.raises(tb.InvalidError, match="budget is too small"):
+        run()
+    assert "closing the store failed, too" in caplog.text

@@ -43,10 +43,11 @@ def loader(seed: int = 3) -> DataLoader[Any]:
     return DataLoader(samples, BATCH, shuffle=True, generator=generator, collate_fn=collated)
 
 
-class Model:
+class Model(torch.nn.Module):
     """Two collections over one store, and a loss in which both take part."""
 
     def __init__(self, store: tb.Store, optimizer: Any = None) -> None:
+        super().__init__()
         self.store = store
         pooled = [tb.EmbeddingBagConfig(ROWS, DIM, name) for name in ("user", "ad")]
         self.profile = tb.EmbeddingBagCollection(pooled, store=store, optimizer=optimizer)
@@ -100,6 +101,22 @@ def test_two_collections_follow_one_plan(folder: Path) -> None:
         order = store.order()
         assert (order["kind"], order["epoch"], order["batch"]) == ("forward", 1, 0)
         assert order["plan"]["batch_count"] == 2 * BATCHES
+        assert_same(model.rows(), in_memory(run))
+
+
+def test_the_collections_of_a_model_are_found(folder: Path) -> None:
+    def run(model: Model) -> None:
+        wrapped = torch.nn.Sequential(torch.nn.Linear(1, 1), model)
+        for batch in tb.lookahead(loader(), wrapped, window=3, key=list):
+            model.step(batch)
+        for only in (torch.nn.ModuleList([model.items]), model.items):
+            ahead = tb.lookahead([], only)
+            assert type(ahead._session).__name__ == "StepSession"
+
+    with opened(folder) as store:
+        model = Model(store)
+        run(model)
+        assert (store.order()["kind"], store.order()["epoch"]) == ("forward", 1)
         assert_same(model.rows(), in_memory(run))
 
 

@@ -19,6 +19,8 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from torch import nn
+
 from tierbed.errors import InvalidError
 from tierbed.jagged import is_kjt
 from tierbed.train.epochs import Epochs
@@ -70,6 +72,24 @@ def _session_of(emb: Any) -> Any:
     )
 
 
+def _looked_up(emb: Any) -> Any:
+    """Returns the collections of a model that does not say which one looks batches up."""
+    if not isinstance(emb, nn.Module):
+        return emb
+    if any(hasattr(owner, "_step_session") for owner in (emb, getattr(emb, "embeddings", None))):
+        return emb
+    found = list({id(one): one for one in _collections_in(emb)}.values())
+    return found[0] if len(found) == 1 else found or emb
+
+
+def _collections_in(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if hasattr(child, "_step_session"):
+            yield child
+        else:
+            yield from _collections_in(child)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -107,9 +127,10 @@ def lookahead(
             store's folder for the next run.
         emb: The collection that will look the batches up, a model with ``embeddings``, or a module
             of one table, whose ``key`` returns the argument of its ``forward``, or a tuple of them.
-            Or several of these: ``key`` then returns one KeyedJaggedTensor for all, or a list
-            with a part for each. Over one store they follow a plan together, where no two share
-            a table; over several stores they train by window.
+            Or several of these, or any other model with collections in it: ``key`` then returns
+            one KeyedJaggedTensor for all, or a list with a part for each, in the order of
+            ``model.modules()``. Over one store they follow a plan together, where no two share a
+            table; over several stores they train by window.
         window: Most batches read ahead; 0 reads none, and makes no plan.
         key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``,
             ``batch.sparse_features`` or the batch itself.
@@ -147,6 +168,7 @@ def lookahead(
     for name, value, least in (("window", window, 0), ("start", start, 0), ("epochs", epochs, 1)):
         if value < least:
             raise InvalidError(f"{name} must be at least {least}, not {value}", {name: str(value)})
+    emb = _looked_up(emb)
     bags_key = _bags_key(emb, key)
     session = _session_of(emb)
     order_key = session.joined_key(bags_key) if isinstance(session, SeveralSessions) else bags_key

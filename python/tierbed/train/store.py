@@ -781,8 +781,14 @@ class Store(StoreReports):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            self.close()
+        except Exception as closing:
+            if error is None:
+                raise
+            # The error of the block is the first one, and why closing failed.
+            logging.getLogger("tierbed").warning("closing the store failed, too: %s", closing)
 
     def __dir__(self) -> list[str]:
         # What collections and the look-ahead ask is not offered to people.
