@@ -87,4 +87,7 @@ def _make_plan(
             is_stepped = order.is_stepped is None or order.is_stepped(at)
             session.push_planned(key(batch), is_stepped=is_stepped)
             bar.advance()
-    session.finish_plan()
+    # Next uses are found backwards, and with raw ids the last rows of ids: seconds of a long plan.
+    with Progress("finishing the plan", None, "plans") as bar:
+        session.finish_plan()
+        bar.advance()

@@ -42,6 +42,7 @@ _COSTS = (
     "read_1_ms_p50",
     "read_10_ms_p50",
     "read_100_ms_p50",
+    "read_many_ms_p50",
     "request_us_p50",
     "request_us_p99",
     "batch_ms_p99",

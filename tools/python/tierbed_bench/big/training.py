@@ -26,6 +26,7 @@ CHUNK_ROWS = 4096
 #: So many rows are read that were not planned, this often.
 FEW_ROWS = (1, 10, 100)
 FEW_TIMES = 10
+MANY_TIMES = 3
 
 
 def _plan(job: Job) -> None:
@@ -258,20 +259,26 @@ def _scan(job: Job) -> None:
 
 
 def _few_rows(job: Job) -> None:
-    """Reads a row or a few of a table, which no batch that comes now uses."""
+    """Reads a row or a few of a table that the plan does not bring now, and more than it finds."""
     told: dict[str, Any] = {}
     with open_store(job) as store:
         random = torch.Generator().manual_seed(job.shape.seed)
-        for count in FEW_ROWS:
+        # One row more than windows is read by a pass over everything.
+        many = int(store.order()["plan"]["window_count"]) + 1
+        for name, count in (*((str(count), count) for count in FEW_ROWS), ("many", many)):
+            times = FEW_TIMES if count != many else MANY_TIMES
             taken_s = []
-            for at in range(FEW_TIMES):
-                job.told.progress(at, FEW_TIMES, f"times {count} rows")
-                rows = torch.randint(job.shape.rows, (count,), generator=random)
+            for at in range(times):
+                job.told.progress(at, times, f"times {count} rows")
+                first = int(torch.randint(job.shape.rows, (1,), generator=random))
+                spread = torch.arange(count) * max(1, job.shape.rows // count)
+                rows = (first + spread) % job.shape.rows
                 begun_s = time.perf_counter()
                 store.gather_rows(job.shape.names[0], rows)
                 taken_s.append(time.perf_counter() - begun_s)
-            told[f"read_{count}_ms_p50"] = 1e3 * median(taken_s)
+            told[f"read_{name}_ms_p50"] = 1e3 * median(taken_s)
         order = store.order()
+    told["many"] = many
     told["searches"] = order["unplanned_search_count"]
     told["scans"] = order["unplanned_scan_count"]
     job.told.row({**told, **memory()})
