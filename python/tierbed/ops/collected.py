@@ -111,7 +111,8 @@ class CollectedGradients:
         self.tables = tables
         self._native = native
         self._bindings: list[Binding] = []
-        self._only: dict[Binding, LookupGradient | None] = {}
+        # Of each collection its lookup; None where there were several.
+        self._lookups: dict[Binding, LookupGradient | None] = {}
 
     @property
     def is_pending(self) -> bool:
@@ -131,7 +132,7 @@ class CollectedGradients:
             )
         # A plan knows the batch by its ids; the gradient itself goes to the tables.
         ids_only = dataclasses.replace(lookup, grad=_NO_GRADIENT, weights=None)
-        self._only[binding] = None if binding in self._only else ids_only
+        self._lookups[binding] = None if binding in self._lookups else ids_only
         self._bindings.append(binding)
         parts = _parts(binding, lookup)
         for table in dict.fromkeys(binding.tables):
@@ -179,15 +180,15 @@ class CollectedGradients:
     def clear(self) -> None:
         """Forgets all gradients."""
         self._bindings.clear()
-        self._only.clear()
+        self._lookups.clear()
         for table in self.tables.values():
             table.clear()
 
     def _planned(self) -> list[tuple[Binding, LookupGradient]]:
         """Returns the lookups that a step along a plan may be of: one of each collection."""
-        once = [(one, only) for one, only in self._only.items() if only is not None]
+        once = [(one, only) for one, only in self._lookups.items() if only is not None]
         owned = [table for one, _ in once for table in set(one.tables)]
-        is_right = len(once) == len(self._only) and len(owned) == len(set(owned))
+        is_right = len(once) == len(self._lookups) and len(owned) == len(set(owned))
         return once if is_right and not any(one.frozen for one, _ in once) else []
 
     def _skips(self) -> bool:

@@ -15,7 +15,7 @@
     reason = "rows and size classes are numbered as they are found"
 )]
 
-use tierbed_core::{Result, RowKey, TableId};
+use tierbed_core::{Result, RowId, RowKey, TableId};
 
 use super::scan::AnySink;
 use super::PlannedEngine;
@@ -65,12 +65,38 @@ impl PlannedEngine {
     /// # Errors
     /// As [`scan`](Self::scan).
     pub(crate) fn visit_used(&mut self, rows: &[RowKey], sink: &mut AnySink<'_>) -> Result<()> {
-        debug_assert!(rows.is_sorted_by(|a, b| a < b), "rows to find ascend");
-        if rows.len() > self.search_rows_max() || !self.visit_found(rows, sink)? {
-            return self.scan_all(sink);
+        match self.search(rows, sink)? {
+            true => Ok(()),
+            false => self.scan_all(sink),
         }
-        self.counters.unplanned.search_count += 1;
-        Ok(())
+    }
+
+    /// As [`visit_used`](Self::visit_used), for rows of one table; a pass leaves other record
+    /// lengths out.
+    ///
+    /// # Errors
+    /// As [`scan`](Self::scan).
+    pub(super) fn visit_used_of(
+        &mut self,
+        table: TableId,
+        rows: impl ExactSizeIterator<Item = RowId>,
+        sink: &mut dyn FnMut(RowId, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        if rows.len() <= self.search_rows_max() {
+            let rows: Vec<RowKey> = rows.map(|row| RowKey::new(table, row)).collect();
+            if self.search(&rows, &mut |_, row, record| sink(row, record))? {
+                return Ok(());
+            }
+        }
+        self.scan(table, sink)
+    }
+
+    // Visits rows where they wait; false when a pass over everything is as good.
+    fn search(&mut self, rows: &[RowKey], sink: &mut AnySink<'_>) -> Result<bool> {
+        debug_assert!(rows.is_sorted_by(|a, b| a < b), "rows to find ascend");
+        let is_found = rows.len() <= self.search_rows_max() && self.visit_found(rows, sink)?;
+        self.counters.unplanned.search_count += u64::from(is_found);
+        Ok(is_found)
     }
 
     /// Returns how many rows are worth a search at most: that many may each wait in another window.

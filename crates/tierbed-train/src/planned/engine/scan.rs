@@ -5,7 +5,7 @@
 //! sequential pass whatever the number of rows asked for. Few rows are [found](super::find)
 //! for less.
 
-use tierbed_core::{Error, Result, RowId, RowKey, TableId, TableSchema};
+use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
 use tierbed_kernels::init_record;
 
 use super::dump::DUMP_BUF_BYTES;
@@ -182,23 +182,13 @@ impl TableRows for PlannedEngine {
             init_record(&shape, row, &mut record);
             visit(at, &record);
         }
-        let mut visit_used = |row: RowId, record: &[f32]| {
+        let rows = (0..count).map(|at| RowId(first + at as u64));
+        self.visit_used_of(table, rows, &mut |row, record| {
             let at = row.0.wrapping_sub(first);
             if at < count as u64 {
                 visit(at as usize, record);
             }
             Ok(())
-        };
-        if count > self.search_rows_max() {
-            return self.scan(table, &mut visit_used);
-        }
-        let rows = (first..first + count as u64).map(|row| RowKey::new(table, RowId(row)));
-        self.visit_used(&rows.collect::<Vec<_>>(), &mut |found, row, record| {
-            if found == table {
-                visit_used(row, record)
-            } else {
-                Ok(())
-            }
         })
     }
 
@@ -214,22 +204,11 @@ impl TableRows for PlannedEngine {
             init_record(&shape, row.0, &mut record);
             visit(at, &record);
         }
-        let mut visit_used = |row: RowId, record: &[f32]| {
+        self.visit_used_of(table, rows.iter().copied(), &mut |row, record| {
             if let Ok(at) = rows.binary_search(&row) {
                 visit(at, record);
             }
             Ok(())
-        };
-        if rows.len() > self.search_rows_max() {
-            return self.scan(table, &mut visit_used);
-        }
-        let rows = rows.iter().map(|&row| RowKey::new(table, row));
-        self.visit_used(&rows.collect::<Vec<_>>(), &mut |found, row, record| {
-            if found == table {
-                visit_used(row, record)
-            } else {
-                Ok(())
-            }
         })
     }
 
