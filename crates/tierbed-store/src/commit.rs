@@ -233,6 +233,27 @@ impl CommitLog {
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree, or
     /// files of a store lie there and nothing says which commit is in force.
     pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
+        let log = Self::open_any(folder, backend)?;
+        match &log.manifest {
+            Some(manifest) if manifest.backend != log.backend => {
+                Err(Error::invalid("store was written by another backend")
+                    .with("stored", &manifest.backend)
+                    .with("asked", log.backend)
+                    .with("remedy", "open it with the stored backend"))
+            }
+            _ => {
+                log.remove_other_commits();
+                Ok(log)
+            }
+        }
+    }
+
+    /// Opens the log of a store that goes on as another kind: the commit in force may be of any,
+    /// the next one is of `backend`. Until that one is in force nothing of the other is removed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_any(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
         let backend = backend.to_owned();
         let mut log =
             Self { folder, manifest: None, info: None, later_number: 0, backend, store: 0 };
@@ -248,16 +269,9 @@ impl CommitLog {
             return Ok(log);
         };
         let manifest = Self::read_manifest(&*log.folder, number, crc)?;
-        if manifest.backend != log.backend {
-            return Err(Error::invalid("store was written by another backend")
-                .with("stored", &manifest.backend)
-                .with("asked", log.backend)
-                .with("remedy", "open it with the stored backend"));
-        }
         log.info = Some(CommitInfo { number: manifest.number, name: manifest.name.clone() });
         log.store = manifest.store;
         log.manifest = Some(manifest);
-        log.remove_other_commits();
         Ok(log)
     }
 

@@ -262,8 +262,7 @@ fn a_store_that_left_its_plan_is_opened_with_its_backend_only() {
     for config in openers() {
         let opened = ShardedEngine::open_in(folder(path), &config);
         let is_own = config.backend.is_none_or(|backend| backend == Backend::File)
-            && config.shards.is_none()
-            && config.order != Order::Forward;
+            && config.shards.is_none();
         match opened {
             Ok(mut engine) => {
                 assert!(is_own, "{config:?}");

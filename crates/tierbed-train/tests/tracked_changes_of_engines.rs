@@ -249,6 +249,15 @@ impl Life {
         self.has_moved = true;
         self.checkpoint();
     }
+
+    /// Comes to a plan again, in another session that insists on it.
+    fn come_back(&mut self) {
+        self.checkpoint();
+        self.has_moved = false;
+        self.case.order = Order::Forward;
+        self.open();
+        assert!(self.engine().engine().position().is_some());
+    }
 }
 
 fn opened(path: &Path) -> Arc<Snapshot> {
@@ -308,6 +317,9 @@ fn deltas_of_random_lives_make_what_a_full_publish_makes() {
                 life.open();
                 life.check(&base);
                 assert_eq!(life.tracked, before + 2, "and so does its checkpoint");
+                life.come_back();
+                life.check(&base);
+                assert_eq!(life.tracked, before + 3, "and the way back to a plan");
                 life.bases.push(base);
                 for _ in 0..8 {
                     life.live(&mut rng);

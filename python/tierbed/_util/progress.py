@@ -7,6 +7,7 @@ terminal.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any, ClassVar
 
@@ -20,13 +21,17 @@ class Progress:
         what: The step, for people.
         total: Units in all; None when unknown.
         unit: What is counted.
+        after_s: Seconds before the bar is shown, for a step that is mostly short.
     """
 
     #: No bar is shown, wherever the output goes.
     is_quiet: ClassVar[bool] = False
 
-    def __init__(self, what: str, total: int | None, unit: str = "rows") -> None:
+    def __init__(
+        self, what: str, total: int | None, unit: str = "rows", after_s: float = 0.0
+    ) -> None:
         self.what = what
+        self._begin = threading.Timer(after_s, self._start) if after_s > 0 else None
         self.total = total
         self.unit = unit
         self.done = 0
@@ -54,21 +59,30 @@ class Progress:
     def __enter__(self) -> Progress:
         self.started_s = time.perf_counter()
         if sys.stderr.isatty() and not self.is_quiet:
-            # `import tierbed` loads this file, and rich takes longer than the bar is worth.
-            from rich import console, progress
-
-            self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(bar_width=30),
-                progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[rate]}"),
-                progress.TimeRemainingColumn(),
-                console=console.Console(stderr=True),
-            )
-            self._task = self._bar.add_task(self.what, total=self.total, rate="")
-            self._bar.start()
+            if self._begin is None:
+                self._start()
+            else:
+                self._begin.start()
         return self
 
+    def _start(self) -> None:
+        # `import tierbed` loads this file, and rich takes longer than the bar is worth.
+        from rich import console, progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=30),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[rate]}"),
+            progress.TimeRemainingColumn(),
+            console=console.Console(stderr=True),
+        )
+        self._task = self._bar.add_task(self.what, total=self.total, rate="")
+        self._bar.start()
+
     def __exit__(self, *_: object) -> None:
+        if self._begin is not None and self._begin.ident is not None:
+            self._begin.cancel()
+            self._begin.join()
         if self._bar is not None:
             self._bar.stop()

@@ -8,7 +8,7 @@ from typing import Any
 
 from tierbed._util.progress import Progress
 from tierbed.data.order import BatchOrder, fingerprint
-from tierbed.errors import InvalidError
+from tierbed.errors import CorruptionError, InvalidError
 from tierbed.train.epochs import Epochs
 from tierbed.train.session import StepSession
 from tierbed.train.several import SeveralSessions
@@ -38,13 +38,17 @@ def follow(
         session.store.note_unknown_order(order)
         return False
     source = fingerprint([order.fingerprint, session.feature_names()])
-    answer = session.follow(source, window)
+    answer = _follow(session, source, window)
     if answer["answer"] == "plan_needed":
         damage = session.store.order().get("plan_damage")
         if damage is not None:
             _LOG.warning("the plan of the store is made again: %s", damage)
         _make_plan(order, session, source, window, key)
-        answer = session.follow(source, window)
+        answer = _follow(session, source, window)
+        if answer["answer"] == "plan_needed":
+            raise CorruptionError(
+                "the plan that was just made is damaged already; check the disk and its cables"
+            )
     if answer["answer"] == "refused":
         _LOG.warning("training by window, not in forward order: %s", answer["reason"])
         return False
@@ -56,11 +60,21 @@ def follow(
     return True
 
 
+def _follow(session: Session, source: str, window: int) -> dict[str, Any]:
+    # Rows that lie otherwise move to where the plan needs them first: minutes of a large store.
+    with Progress("moving rows to the plan", None, "moves", after_s=1.0) as bar:
+        answer = session.follow(source, window)
+        bar.advance()
+    return answer
+
+
 def _go_to(begins: int, answer: dict[str, Any], session: Session, start: int, own: int) -> None:
     """Passes over the batches that nobody trained on: an epoch before may have ended early."""
     stands, epoch = answer["batch"], answer["epoch"]
+    # Rows that came from elsewhere stand where the plan begins, whatever was trained before.
+    is_new = (epoch, stands) == (0, 0) and session.store.last_checkpoint() is not None
     there = f"start={stands - own}" if stands >= own else f"a loader that begins at batch {stands}"
-    if start > 0:
+    if start > 0 and not is_new:
         raise InvalidError(
             f"the store stands at batch {stands} of epoch {epoch}, the loader begins at batch "
             f"{begins}; continue where the store stands with {there}, begin an epoch "

@@ -11,6 +11,7 @@ use tierbed_store::kept::finish_restore;
 use tierbed_store::CommitLog;
 use tierbed_vocab::Policy;
 
+use crate::auto::entering::{sweep_plan_rows, sweep_window};
 use crate::auto::follow::{Making, PlanIdentity};
 use crate::auto::ids::PlannedIds;
 use crate::auto::joined::JoinedBatch;
@@ -20,7 +21,7 @@ use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planless::{self, Planless};
 use crate::auto::planned::Planned;
 use crate::auto::tables::Tables;
-use crate::auto::windowed::Windowed;
+use crate::auto::windowed::{Standing, Windowed};
 use crate::batch_token::BatchToken;
 use crate::engine::TrainEngine;
 use crate::folders::check_folder;
@@ -78,8 +79,8 @@ impl State {
     }
 }
 
-pub(crate) fn windowed(engine: WindowEngine, is_untouched: bool) -> State {
-    State::Windowed(Box::new(Windowed { engine, is_untouched, past: None }))
+fn windowed(engine: WindowEngine) -> State {
+    State::Windowed(Box::new(Windowed::opened(engine)))
 }
 
 impl AutoEngine {
@@ -134,7 +135,7 @@ impl AutoEngine {
         Self {
             config: OrderConfig::new(engine.budget().limit_bytes()),
             folder: None,
-            state: windowed(engine, false),
+            state: windowed(engine),
             making: None,
             made_plan: None,
             notes: Notes::default(),
@@ -160,7 +161,7 @@ impl AutoEngine {
                         .with("remedy", "give a path and leave the backend out"));
                 }
                 let config = self.config.engine(backend.unwrap_or(Backend::Memory));
-                return Ok(windowed(WindowEngine::open_in(folder.clone(), &config)?, false));
+                return Ok(windowed(WindowEngine::open_in(folder.clone(), &config)?));
             }
         };
         // Wrong options are told now, not when the first batch comes.
@@ -170,25 +171,25 @@ impl AutoEngine {
             None if self.config.durability == Durability::Step => {
                 // Not every backend can, and a plan is checkpointed now and then: told now.
                 let config = self.config.engine(Backend::File);
-                Ok(windowed(WindowEngine::open_in(Some(Arc::clone(folder)), &config)?, false))
+                Ok(windowed(WindowEngine::open_in(Some(Arc::clone(folder)), &config)?))
             }
             None => {
                 CommitLog::open(Arc::clone(folder), "undecided")?;
                 Ok(State::Undecided(Box::default()))
             }
             Some(crate::planned::BACKEND) => {
-                planless::reopen(Arc::clone(folder), &self.config, None)
+                let state = planless::reopen(Arc::clone(folder), &self.config, None)?;
+                if let State::Planned(planned) = &state {
+                    sweep_window(folder, planned.engine.schema());
+                }
+                Ok(state)
             }
             Some(stored) => {
-                if self.config.order == Order::Forward {
-                    return Err(Error::invalid("store was trained in window order")
-                        .with("backend", stored)
-                        .with("remedy", "open it with order=\"auto\", or start a new folder"));
-                }
                 let backend = Backend::from_name(stored)?;
                 let config = self.config.engine(backend);
                 let engine = WindowEngine::open_in(Some(Arc::clone(folder)), &config)?;
-                Ok(windowed(engine, false))
+                sweep_plan_rows(&**folder, engine.schema());
+                Ok(windowed(engine))
             }
         }
     }
@@ -199,7 +200,9 @@ impl AutoEngine {
             self.drop_ids()?;
         }
         if let State::Undecided(tables) = &self.state {
-            self.state = windowed(self.open_window(tables)?, true);
+            let engine = self.open_window(tables)?;
+            let standing = Standing::Untouched;
+            self.state = State::Windowed(Box::new(Windowed { engine, standing, past: None }));
         }
         Ok(())
     }
@@ -232,7 +235,7 @@ impl AutoEngine {
     /// Goes back to no engine, from one that was never written to.
     pub(crate) fn undecide(&mut self) -> Result<()> {
         let tables = match &self.state {
-            State::Windowed(windowed) if windowed.is_untouched => windowed.tables(),
+            State::Windowed(windowed) if windowed.is_untouched() => windowed.tables(),
             State::Planned(planned) if planned.is_untouched() => planned.tables(),
             _ => return Ok(()),
         };
@@ -268,7 +271,7 @@ impl AutoEngine {
     pub fn by_number(&mut self) -> Result<&mut WindowEngine> {
         let planned = || Error::invalid("training follows a plan; rows are not reached by number");
         let windowed = self.windowed_mut()?.ok_or_else(planned)?;
-        windowed.is_untouched = false;
+        windowed.standing = Standing::Changed;
         Ok(&mut windowed.engine)
     }
 
@@ -276,7 +279,7 @@ impl AutoEngine {
     /// anything was written.
     pub fn background_mut(&mut self) -> Option<&mut WindowEngine> {
         match &mut self.state {
-            State::Windowed(windowed) if !windowed.is_untouched => Some(&mut windowed.engine),
+            State::Windowed(windowed) if !windowed.is_untouched() => Some(&mut windowed.engine),
             _ => None,
         }
     }

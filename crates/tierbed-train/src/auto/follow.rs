@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use crate::planned::{EpochPlan, PlanBuilder, PlanOptions, PlanShape, Position};
+use crate::planned::{folder_bytes, EpochPlan, PlanBuilder, PlanOptions, PlanShape, Position};
 use serde::Serialize;
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{check_disk_quota, Bags, Error, ErrorKind, Result, TableId};
-use tierbed_io::{listed_bytes, Folder};
+use tierbed_core::{check_disk_quota, Bags, Error, ErrorKind, Reservation, Result, TableId};
+use tierbed_io::Folder;
 use tierbed_kernels::FeatureLayout;
 use tierbed_store::{kept, CommitLog};
 
@@ -63,6 +63,8 @@ pub(crate) struct Making {
     name: String,
     /// Finds rows of ids, where there are open tables.
     sorter: Option<IdSorter>,
+    /// Taken from the window engine, where it has rows.
+    _memory: Option<Reservation>,
 }
 
 /// What a plan is made of.
@@ -110,12 +112,21 @@ impl PlanFollower for AutoEngine {
     fn start_plan(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<()> {
         self.making = None;
         self.undecide()?;
-        if !matches!(self.state, State::Undecided(_) | State::Planned(_) | State::Planless(_)) {
-            return Err(Error::invalid("a plan is made before rows are trained"));
+        if let State::Lost(cause) = &self.state {
+            return Err(lost(cause));
+        }
+        if let Some(reason) = self.no_entry()? {
+            return Err(
+                Error::invalid("no plan is made that rows may not follow").with("reason", reason)
+            );
         }
         self.begin_ids()?;
         let folder = self.folder()?;
-        let (shape, options) = self.shape_of(features, request)?;
+        let (shape, mut options) = self.shape_of(features, request)?;
+        let memory = self.memory_to_plan()?;
+        if let Some(memory) = &memory {
+            options.memory_bytes = memory.bytes();
+        }
         // A plan that rows lie along stays until the new one is whole, damaged or not.
         let [name, other] = plan_names(request);
         let is_taken = |name: &str| match &self.state {
@@ -130,7 +141,8 @@ impl PlanFollower for AutoEngine {
             let sorter = IdSorter::new(folder, &name, tables_of(features), ids);
             sorter.map_err(|error| ids.name_least(error))
         });
-        self.making = Some(Making { builder, name, sorter: sorter.transpose()? });
+        let sorter = sorter.transpose()?;
+        self.making = Some(Making { builder, name, sorter, _memory: memory });
         Ok(())
     }
 
@@ -149,7 +161,7 @@ impl PlanFollower for AutoEngine {
 
     fn finish_plan(&mut self) -> Result<()> {
         let making = self.making.take();
-        let Making { mut builder, name, sorter } =
+        let Making { mut builder, name, sorter, _memory } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
         if let (Some(ids), Some(mut sorter)) = (&mut self.ids, sorter) {
             let flushed = sorter.flush(ids, &mut |bags, checksum| {
@@ -170,7 +182,7 @@ impl PlanFollower for AutoEngine {
         let stays = match &self.state {
             State::Planned(_) => true,
             // Later epochs only find that rows were trained by window, not why.
-            State::Windowed(windowed) => !windowed.is_untouched && self.notes.reason.is_some(),
+            State::Windowed(windowed) => !windowed.is_untouched() && self.notes.reason.is_some(),
             _ => false,
         };
         if !stays {
@@ -225,19 +237,37 @@ impl AutoEngine {
             return refused("the store was opened with a backend");
         }
         self.undecide()?;
-        match &self.state {
-            State::Undecided(_) => {}
-            State::Lost(cause) => return Err(lost(cause)),
-            _ => {
-                let before = "rows were trained without a plan before";
-                return refused(self.notes.reason.as_deref().unwrap_or(before));
-            }
+        if let State::Lost(cause) = &self.state {
+            return Err(lost(cause));
+        }
+        if let Some(reason) = self.no_entry()? {
+            return Ok(Answer::Refused { reason });
         }
         self.find_ids()?;
         let (shape, options) = self.shape_of(features, request)?;
-        match self.find_sound(request, &shape, &options)? {
-            None => Ok(Answer::PlanNeeded),
-            Some(plan) => self.start_planned(plan),
+        match (self.find_sound(request, &shape, &options)?, &self.state) {
+            (None, _) => Ok(Answer::PlanNeeded),
+            (Some(plan), State::Windowed(_)) => self.enter_plan(plan),
+            (Some(plan), _) => self.start_planned(plan),
+        }
+    }
+
+    /// Refuses a step without a plan where one is insisted on.
+    ///
+    /// # Errors
+    /// `Invalid`, which says what to do.
+    pub(crate) fn check_may_step(&self) -> Result<()> {
+        let insists =
+            self.config.order == Order::Forward && self.config.on_mismatch() == OnMismatch::Error;
+        match &self.state {
+            State::Undecided(_) | State::Windowed(_) if insists => {
+                Err(Error::invalid("a step without a plan, in a store that insists on one").with(
+                    "remedy",
+                    "iterate tierbed.lookahead(loader, model) for the batches, or open the store \
+                     with order=\"auto\"",
+                ))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -313,7 +343,7 @@ impl AutoEngine {
             }
             State::Planned(planned) if planned.source == request.source => return Ok(true),
             State::Undecided(_) | State::Planned(_) => {}
-            State::Windowed(windowed) if windowed.is_untouched => {}
+            State::Windowed(_) if self.no_entry()?.is_none() => {}
             // The answer will be a refusal, or an error.
             State::Windowed(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
         }
@@ -350,7 +380,7 @@ impl AutoEngine {
         }
     }
 
-    fn following(&self) -> Answer {
+    pub(crate) fn following(&self) -> Answer {
         let State::Planned(planned) = &self.state else {
             return Answer::Refused { reason: "no plan is followed".to_owned() };
         };
@@ -416,15 +446,14 @@ impl AutoEngine {
         Ok((shape, options))
     }
 
-    // Every file of a folder with a plan is dense, but for kept ones: their lengths count.
     fn check_plan_fits(&self, file: &str) -> Result<()> {
         let folder = self.folder()?;
         let quota = self.config.disk_quota_bytes;
         if quota.is_none() {
             return Ok(());
         }
-        let own_bytes = listed_bytes(&*folder, |name| !kept::is_kept(name))?;
-        check_disk_quota(quota, own_bytes + kept::disk_bytes(&*folder)?).map_err(|error| {
+        let bytes = folder_bytes(&*folder, |_| true)?;
+        check_disk_quota(quota, bytes).map_err(|error| {
             // What cannot be removed is written over by the next plan; the error says so.
             let error = error.with("file", file);
             match folder.remove(file) {

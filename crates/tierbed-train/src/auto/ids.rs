@@ -106,7 +106,7 @@ impl PlannedIds {
         };
         let engine = WindowEngine::open_in(Some(part_of(folder)), &own)
             .map_err(|error| name_least(error, config, memory_bytes))?;
-        let windowed = Windowed { engine, is_untouched: false, past: None };
+        let windowed = Windowed::opened(engine);
         Ok(Self { windowed, config: config.clone(), tables: Vec::new(), work: Vec::new() })
     }
 

@@ -5,6 +5,7 @@ use tierbed_core::{Error, Result};
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
+use crate::auto::windowed::Standing;
 use crate::engine::TrainEngine;
 
 impl AutoEngine {
@@ -29,9 +30,9 @@ impl AutoEngine {
         }
         match self.windowed_mut()? {
             Some(windowed) => {
-                windowed.is_untouched = false;
+                windowed.standing = Standing::Changed;
                 let number = windowed.engine.keep_checkpoint(name, attachments)?;
-                windowed.past = None;
+                windowed.note_checkpoint();
                 Ok(number)
             }
             None => Err(lost("no engine")),

@@ -1,6 +1,7 @@
 //! Choice of the engine: one [`AutoEngine`] in front of the window and the planned engine.
 
 pub(crate) mod engine;
+mod entering;
 mod follow;
 mod ids;
 mod joined;

@@ -18,7 +18,7 @@ use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BY
 use tierbed_io::{Folder, FsFolder};
 use tierbed_store::CommitLog;
 
-use crate::auto::engine::{windowed, AutoEngine, State};
+use crate::auto::engine::{AutoEngine, State};
 use crate::auto::follow::PLAN_PREFIX;
 use crate::auto::ids::IDS_PREFIX;
 use crate::auto::options::OrderConfig;
@@ -65,10 +65,6 @@ pub(crate) fn open_moved(
     path: &Path,
     config: &OrderConfig,
 ) -> Result<State> {
-    if config.order == crate::auto::options::Order::Forward {
-        return Err(Error::invalid("rows of this store have left the forward order")
-            .with("remedy", "open it with order=\"auto\", or start a new folder"));
-    }
     let inside = path.join(WINDOW_FOLDER);
     let stored = CommitLog::stored_backend(&FsFolder::open(&inside)?)?;
     let stored = stored.as_deref().map_or(Ok(Backend::File), Backend::from_name)?;
@@ -85,7 +81,7 @@ pub(crate) fn open_moved(
         // Left-overs cost space, not correctness.
         let _ = folder.remove(name);
     }
-    Ok(windowed(engine, false))
+    Ok(State::Windowed(Box::new(Windowed::opened(engine))))
 }
 
 impl AutoEngine {
@@ -152,7 +148,7 @@ impl AutoEngine {
         }
         write_sorted(&mut engine, &tables.schema, sorted)?;
         let past = past.manifest().is_some().then_some(past);
-        Ok(Windowed { engine, is_untouched: false, past })
+        Ok(Windowed { past, ..Windowed::opened(engine) })
     }
 }
 

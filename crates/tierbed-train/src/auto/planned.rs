@@ -69,18 +69,22 @@ impl Planned {
         plan: EpochPlan,
         config: &OrderConfig,
     ) -> Result<Self> {
-        let source = plan.source().to_owned();
         let mut engine = PlannedEngine::open_in(folder, schema, plan, &config.forward())
             .map_err(|error| name_least(error, config))?;
         let aside = Budget::new(config.aside_bytes().min(config.dram_budget_bytes));
         let noted = engine.attachment(CHANGES);
         engine.changes = Changes::open(noted, engine.schema(), room_of(&aside))?;
+        Self::around(engine, aside)
+    }
+
+    /// Wraps an open engine, beside memory for rows that were not planned.
+    pub(crate) fn around(engine: PlannedEngine, aside: Budget) -> Result<Self> {
         Ok(Self {
             is_durable: engine.last_checkpoint().is_some(),
             unplanned: UnplannedRows::new(&aside)?,
+            source: engine.plan().source().to_owned(),
             engine,
             aside,
-            source,
             earlier_reads: UnplannedReads::default(),
             is_checked: false,
             plan_damage: None,
@@ -421,7 +425,7 @@ impl NotingEngine for Planned {
 }
 
 // Publishing needs the least that is kept aside.
-fn room_of(aside: &Budget) -> Room<'_> {
+pub(crate) fn room_of(aside: &Budget) -> Room<'_> {
     Room::beside(aside, ASIDE_MIN_BYTES)
 }
 
@@ -438,7 +442,7 @@ pub(crate) fn find_table(schema: &Schema, table: &TableSchema) -> Result<TableId
 }
 
 // The forward engine names the least memory of its own; what is kept aside comes on top.
-fn name_least(error: Error, config: &OrderConfig) -> Error {
+pub(crate) fn name_least(error: Error, config: &OrderConfig) -> Error {
     let Some(own_bytes) = error.minimum_bytes() else { return error };
     let least_bytes = config.least_bytes(own_bytes);
     Error::new(error.kind(), error.message())

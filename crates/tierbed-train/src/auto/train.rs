@@ -98,6 +98,7 @@ impl TrainEngine for AutoEngine {
             return done;
         }
         self.end_stepped()?;
+        self.check_may_step()?;
         let Grads { output, mut weights } = grads;
         self.planned_or_moved(plan, bags, |engine| {
             let grads = Grads { output, weights: weights.as_deref_mut() };

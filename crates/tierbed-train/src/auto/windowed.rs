@@ -24,16 +24,49 @@ use crate::window::publish::PublishProgress;
 use crate::window::vocabularies::VocabularyStats;
 use crate::window::{DeltaBase, WindowEngine};
 
+/// Where rows stand beside the last checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Nothing was ever written, so that another order may still be chosen.
+    Untouched,
+    /// Rows changed, or there is no checkpoint.
+    Changed,
+    /// As in the last checkpoint.
+    Durable,
+}
+
 /// The engine that needs no plan.
 pub(crate) struct Windowed {
     pub(crate) engine: WindowEngine,
-    /// Nothing was written, so that another order may still be chosen.
-    pub(crate) is_untouched: bool,
+    pub(crate) standing: Standing,
     /// Last checkpoint of the order left, until there is one of this engine.
     pub(crate) past: Option<CommitLog>,
 }
 
 impl Windowed {
+    /// Wraps an engine that was opened at its last checkpoint, if it has one.
+    pub(crate) fn opened(engine: WindowEngine) -> Self {
+        let standing = match engine.last_checkpoint() {
+            Some(_) => Standing::Durable,
+            None => Standing::Changed,
+        };
+        Self { engine, standing, past: None }
+    }
+
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.standing == Standing::Untouched
+    }
+
+    pub(crate) fn has_open_tables(&self) -> bool {
+        !self.engine.stats().vocabularies.tables.is_empty()
+    }
+
+    /// Notes that the engine has a checkpoint of its rows as they are.
+    pub(crate) fn note_checkpoint(&mut self) {
+        self.standing = Standing::Durable;
+        self.past = None;
+    }
+
     /// Returns the tables and their hyperparameters.
     pub(crate) fn tables(&self) -> Tables {
         Tables { schema: self.engine.schema().clone(), hypers: self.engine.hypers.clone() }
@@ -74,7 +107,7 @@ impl TrainEngine for Windowed {
         grads: Grads<'_>,
         _found: Option<BatchToken>,
     ) -> Result<()> {
-        self.is_untouched = false;
+        self.standing = Standing::Changed;
         self.engine.update(plan, bags, grads)
     }
 
@@ -89,7 +122,7 @@ impl TrainEngine for Windowed {
     fn rows_of(&mut self, table: TableId, access: Access) -> Result<OwnRows<'_>> {
         self.engine.schema().table(table)?;
         if access != Access::Read {
-            self.is_untouched = false;
+            self.standing = Standing::Changed;
         }
         Ok(OwnRows { engine: &mut self.engine, table })
     }
@@ -107,9 +140,9 @@ impl TrainEngine for Windowed {
     }
 
     fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        self.is_untouched = false;
+        self.standing = Standing::Changed;
         let number = self.engine.checkpoint(name, attachments)?;
-        self.past = None;
+        self.note_checkpoint();
         Ok(number)
     }
 

@@ -15,7 +15,9 @@ pub mod fuzz;
 pub mod plan;
 mod store;
 
-pub(crate) use engine::{grown, stored_plan};
+pub(crate) use engine::{
+    folder_bytes, grown, stored_plan, Arrival, NotArrived, RecordSink, EXTENTS_FILE,
+};
 pub use engine::{
     AnySink, Piece, Pipeline, PlannedConfig, PlannedEngine, PlannedStats, Position, UnplannedReads,
     BACKEND,

@@ -18,7 +18,7 @@ impl PlanFollower for ShardSet {
     fn follow(&mut self, plan: &FeatureLayout, request: &PlanRequest) -> Result<Answer> {
         self.decide()?;
         let parts = self.parts(plan)?;
-        if let Err(error) = idle_shard(&parts, self.shard_count()) {
+        if let Err(error) = self.check_may_follow(&parts) {
             return match self.config.order {
                 Order::Forward => Err(error),
                 _ => Ok(Answer::Refused { reason: error.to_string() }),
@@ -94,6 +94,16 @@ impl PlanFollower for ShardSet {
 }
 
 impl ShardSet {
+    fn check_may_follow(&self, parts: &Parts) -> Result<()> {
+        idle_shard(parts, self.shard_count())?;
+        match self.engines.iter().any(AutoEngine::has_rows_without_plan) {
+            true => Err(Error::unsupported(
+                "rows of several shards that were trained without a plan do not come to one",
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn planned_parts(&self) -> Result<Arc<Parts>> {
         self.planning.clone().ok_or_else(|| Error::invalid("no plan is being made"))
     }

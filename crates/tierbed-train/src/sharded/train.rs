@@ -182,6 +182,7 @@ impl TrainEngine for ShardSet {
         let known = self.found.take().filter(|batch| batch.is(bags, found));
         self.check_batch(plan, bags, grads.output.len(), known.is_some())?;
         grads.check(bags)?;
+        self.engines.iter().try_for_each(AutoEngine::check_may_step)?;
         let parts = self.parts(plan)?;
         let own = match known {
             Some(batch) => batch.parts,

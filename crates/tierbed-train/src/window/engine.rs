@@ -202,6 +202,11 @@ impl WindowEngine {
         self.hypers.get(&self.schema, table)
     }
 
+    /// Returns which store is below.
+    pub(crate) fn backend(&self) -> Backend {
+        self.backend
+    }
+
     /// Returns the account of the engine's memory.
     #[must_use]
     pub fn budget(&self) -> &Budget {

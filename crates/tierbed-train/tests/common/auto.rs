@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
-use tierbed_core::{OptimizerKind, Result, TableId, TableSchema};
+use tierbed_core::{Error, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::Folder;
 use tierbed_kernels::{FeatureLayout, Hyper, Pooling};
 use tierbed_sim::batch::trained_table;
@@ -115,6 +115,9 @@ impl Run {
             }
             engine.writable()?.finish_plan()?;
             let answer = engine.writable()?.follow(&plan, &request)?;
+            if answer == Answer::PlanNeeded {
+                return Err(Error::corruption("a plan is damaged as soon as it is made"));
+            }
             assert!(matches!(answer, Answer::Following { .. }), "{answer:?}");
         }
         Ok(())

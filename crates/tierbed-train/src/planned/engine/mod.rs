@@ -55,13 +55,14 @@ pub use find::UnplannedReads;
 pub use options::{Pipeline, PlannedConfig};
 pub use pieces::Piece;
 pub(crate) use planned::stored_plan;
-pub(crate) use replan::grown;
+pub(crate) use quota::folder_bytes;
+pub(crate) use replan::{grown, Arrival, NotArrived, RecordSink};
 use reservations::{Purpose, Reservations};
 pub use scan::AnySink;
 use scratch::Scratch;
 
 /// The file of extents.
-const EXTENTS_FILE: &str = "forward.rows";
+pub(crate) const EXTENTS_FILE: &str = "forward.rows";
 /// What the commit log knows this store by.
 pub const BACKEND: &str = "forward";
 
@@ -174,6 +175,13 @@ impl OpenFolder {
     fn open(folder: Arc<dyn Folder>) -> Result<Self> {
         let lock = folder.lock()?;
         let log = CommitLog::open(folder.clone(), BACKEND)?;
+        Ok(Self { folder, lock, log })
+    }
+
+    // Of a store that another engine committed last.
+    fn changing(folder: Arc<dyn Folder>) -> Result<Self> {
+        let lock = folder.lock()?;
+        let log = CommitLog::open_any(folder.clone(), BACKEND)?;
         Ok(Self { folder, lock, log })
     }
 }

@@ -4,7 +4,7 @@
 //! are told what everything else takes, and a checkpoint what is left when it begins.
 
 use tierbed_core::{check_disk_quota, Result};
-use tierbed_io::{listed_bytes, Folder};
+use tierbed_io::{listed_bytes, Folder, OpenMode};
 use tierbed_store::kept;
 
 use super::{PlannedEngine, EXTENTS_FILE};
@@ -70,7 +70,21 @@ impl PlannedEngine {
 /// # Errors
 /// `Io` from the folder.
 pub(super) fn other_bytes(folder: &dyn Folder) -> Result<u64> {
-    // Copies of kept checkpoints have holes, all else is dense.
-    let own_bytes = listed_bytes(folder, |name| name != EXTENTS_FILE && !kept::is_kept(name))?;
-    Ok(own_bytes + kept::disk_bytes(folder)?)
+    folder_bytes(folder, |name| name != EXTENTS_FILE)
+}
+
+/// Returns the bytes of the files of `folder` that `is_counted` names: what those with holes
+/// occupy, rows of the window order and copies of kept checkpoints, and the length of all others.
+///
+/// # Errors
+/// `Io` from the folder.
+pub(crate) fn folder_bytes(folder: &dyn Folder, is_counted: impl Fn(&str) -> bool) -> Result<u64> {
+    let has_holes = |name: &str| name.ends_with(".rows") && name != EXTENTS_FILE;
+    let is_dense = |name: &str| !has_holes(name) && !kept::is_kept(name);
+    let dense_bytes = listed_bytes(folder, |name| is_dense(name) && is_counted(name))?;
+    let mut bytes = dense_bytes + kept::disk_bytes(folder)?;
+    for name in folder.list()?.iter().filter(|name| has_holes(name) && is_counted(name)) {
+        bytes += folder.open(name, OpenMode::ReadOnly)?.allocated_bytes()?;
+    }
+    Ok(bytes)
 }

@@ -49,6 +49,8 @@ pub(crate) struct Stored {
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     state: Option<State>,
+    /// Of a run of another engine, whose rows are to be moved here.
+    arriving: Option<Hypers>,
     /// SizeClass, list ([`UNPLANNED`] for unplanned rows), bucket.
     pub(crate) buckets: Vec<(usize, usize, Bucket)>,
     /// All rows get new places: the buckets are there only to be left alone.
@@ -84,7 +86,8 @@ impl Stored {
     }
 
     pub(super) fn hypers(&self, schema: &Schema) -> Hypers {
-        let stored = self.state.as_ref().map(|state| state.tables.clone());
+        let stored = self.state.as_ref().map(|state| &state.tables);
+        let stored = stored.or(self.arriving.as_ref()).cloned();
         stored.unwrap_or_else(|| Hypers::fresh(schema.tables().len()))
     }
 
@@ -103,6 +106,11 @@ impl Stored {
     pub(super) fn moving(self) -> Self {
         let Self { state, buckets, .. } = self;
         Self { state, buckets, is_moving: true, ..Self::default() }
+    }
+
+    /// Returns the start of a run of another engine, whose rows are still to be moved.
+    pub(super) fn arriving(hypers: Hypers) -> Self {
+        Self { arriving: Some(hypers), is_moving: true, ..Self::default() }
     }
 
     pub(super) fn is_moving(&self) -> bool {

@@ -16,6 +16,7 @@
 //! once, all sequentially, within the budget. Until the new checkpoint is in force the old one
 //! stays whole, so the disk holds the rows twice for that time.
 
+mod arrival;
 mod first_use;
 mod resting;
 
@@ -33,16 +34,17 @@ use crate::planned::plan::EpochPlan;
 use crate::planned::store::size_class::Sink;
 use crate::planned::store::unplanned::UnplannedWriter;
 use crate::window::changes::Changes;
+pub(crate) use arrival::{Arrival, NotArrived};
 use first_use::{Cut, FirstUses};
 use resting::Resting;
 
 /// Takes the rows of a source: table, row id, whole record.
-pub(super) type RecordSink<'a> = dyn FnMut(TableId, RowId, &[u8]) -> Result<()> + 'a;
+pub(crate) type RecordSink<'a> = dyn FnMut(TableId, RowId, &[u8]) -> Result<()> + 'a;
 
 /// Hands every row of a checkpoint to a sink: each row once, in any order.
 ///
 /// It may be called twice, and must then bring the same rows in the same order.
-pub(super) type RowSource<'a> = dyn FnMut(&mut RecordSink<'_>) -> Result<()> + 'a;
+pub(crate) type RowSource<'a> = dyn FnMut(&mut RecordSink<'_>) -> Result<()> + 'a;
 
 /// Returns the memory for finding the first uses of `row_count` rows, about `wanted_bytes`.
 pub(super) fn answer_bytes(row_count: u64, wanted_bytes: u64) -> u64 {
@@ -90,8 +92,18 @@ struct Move<'a> {
     stored: Stored,
     /// Memory the source takes.
     source_bytes: u64,
+    /// Disk space that the source takes outside of the folder.
+    outside_bytes: u64,
     name: &'a str,
     attachments: &'a [Attachment<'a>],
+    changes: Changes,
+}
+
+/// What is left of a move when its rows are in force.
+struct Moved {
+    site: OpenFolder,
+    schema: Arc<Schema>,
+    plan: EpochPlan,
     changes: Changes,
 }
 
@@ -131,8 +143,11 @@ impl PlannedEngine {
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
         let stored = stored.moving();
-        let moving = Move { source, stored, source_bytes, name, attachments, changes };
+        let outside_bytes = 0;
+        let moving =
+            Move { source, stored, source_bytes, outside_bytes, name, attachments, changes };
         Self::move_rows(site, PlannedTables { schema: grown, plan }, &config, moving)
+            .map_err(NotArrived::into_error)
     }
 
     /// Returns the [identity](EpochPlan::identity) of the plan that the last checkpoint in `folder`
@@ -150,25 +165,42 @@ impl PlannedEngine {
         tables: PlannedTables,
         config: &PlannedConfig,
         moving: Move<'_>,
-    ) -> Result<Self> {
-        let Move { source, stored, source_bytes, name, attachments, changes } = moving;
+    ) -> std::result::Result<Self, NotArrived> {
+        let moved = Self::moved(site, tables, config, moving)?;
+        let Moved { site, schema, plan, changes } = moved;
+        let opened = Self::open_at(site, schema, plan, config).map_err(NotArrived::InDoubt)?;
+        Ok(Self { changes, ..opened })
+    }
+
+    fn moved(
+        site: OpenFolder,
+        tables: PlannedTables,
+        config: &PlannedConfig,
+        moving: Move<'_>,
+    ) -> std::result::Result<Moved, NotArrived> {
+        let Move { source, stored, source_bytes, outside_bytes, name, attachments, changes } =
+            moving;
         assert!(stored.is_moving(), "rows would be moved onto themselves");
         let rows = tables.schema.tables().iter().map(|table| table.row_count).sum();
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
-        let room = Reservations::reserve(&*site.folder, &tables, config, &stored, purpose)?;
+        let disk_quota_bytes = config.disk_quota_bytes;
+        let disk_quota_bytes = disk_quota_bytes.map(|quota| quota.saturating_sub(outside_bytes));
+        let config = PlannedConfig { disk_quota_bytes, ..config.clone() };
+        let room = Reservations::reserve(&*site.folder, &tables, &config, &stored, purpose)
+            .map_err(NotArrived::AsBefore)?;
         let cut = Cut::new(rows, room.answer_bytes);
-        let mut engine = Self::assemble(site, tables, config, &stored, room)?;
+        let mut engine =
+            Self::assemble(site, tables, &config, &stored, room).map_err(NotArrived::AsBefore)?;
         engine.changes = changes;
         let moved = engine
             .distribute(cut, source)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
         if let Err(error) = moved {
-            engine.give_up_move();
-            return Err(error);
+            return Err(engine.give_up_move(error));
         }
         let (plan, changes) = (engine.pipeline.plan.clone(), std::mem::take(&mut engine.changes));
-        let (site, schema, config) = engine.into_site();
-        Ok(Self { changes, ..Self::open_at(site, schema, plan, &config)? })
+        let (site, schema, _) = engine.into_site();
+        Ok(Moved { site, schema, plan, changes })
     }
 
     #[expect(clippy::indexing_slicing, reason = "every size class has a writer")]
@@ -222,13 +254,14 @@ impl PlannedEngine {
 
     // Lets go of the disk that the move took; what cannot be given back is used again later.
     // A poisoned engine keeps it: the new checkpoint may be in force, and its rows lie there.
-    fn give_up_move(&mut self) {
+    fn give_up_move(mut self, error: Error) -> NotArrived {
         if self.poison.check().is_err() {
-            return;
+            return NotArrived::InDoubt(error);
         }
         if let Ok(mover) = self.pipeline.mover() {
             let _ = mover.disk.finish_writes();
             let _ = mover.disk.device().set_len(mover.extents.committed_bytes());
         }
+        NotArrived::AsBefore(error)
     }
 }

@@ -1,0 +1,94 @@
+//! Rows of another engine, which has no plan, come to their first use along one.
+//!
+//! The move is that of [`replan`](super), from another source of rows. The other engine stays
+//! whole and in force until the checkpoint along the plan is.
+
+use std::sync::Arc;
+
+use tierbed_core::store::Attachment;
+use tierbed_core::{Error, Result, Schema};
+use tierbed_io::Folder;
+
+use super::super::reservations::{Purpose, Reservations};
+use super::super::stored::Stored;
+use super::super::{OpenFolder, PlannedConfig, PlannedEngine, PlannedTables};
+use super::{grown, Move, RowSource};
+use crate::hypers::Hypers;
+use crate::planned::plan::EpochPlan;
+use crate::window::changes::Changes;
+
+/// A run of another engine, at its last checkpoint.
+pub(crate) struct Arrival<'a> {
+    pub(crate) schema: Schema,
+    /// Of each table; `step` is the number of steps done.
+    pub(crate) hypers: Hypers,
+    pub(crate) source: &'a mut RowSource<'a>,
+    /// Memory that the source takes.
+    pub(crate) source_bytes: u64,
+    /// Disk space that it takes outside of the folder.
+    pub(crate) outside_bytes: u64,
+    /// Number of the last checkpoint: the next one has a greater one.
+    pub(crate) number: u64,
+    /// Its name, and what the caller attached to it.
+    pub(crate) name: &'a str,
+    pub(crate) attachments: &'a [Attachment<'a>],
+    /// Rows changed since publishes.
+    pub(crate) changes: Changes,
+}
+
+/// Why rows did not come to a plan.
+#[derive(Debug)]
+pub(crate) enum NotArrived {
+    /// They are where they were, and the engine there may go on.
+    AsBefore(Error),
+    /// Reopening tells where they are.
+    InDoubt(Error),
+}
+
+impl NotArrived {
+    pub(crate) fn into_error(self) -> Error {
+        let (Self::AsBefore(error) | Self::InDoubt(error)) = self;
+        error
+    }
+}
+
+impl PlannedEngine {
+    /// Moves the rows of `arrival` to a store in `folder` that follows `plan`, and makes the last
+    /// checkpoint of that run again, along the plan. Tables grow to the rows that the plan was
+    /// made for.
+    ///
+    /// # Errors
+    /// `AsBefore` with `Invalid` for a plan of other or smaller tables or a budget too small, or
+    /// `NoSpace` when the disk does not hold the rows twice.
+    pub(crate) fn arrive(
+        folder: &Arc<dyn Folder>,
+        plan: EpochPlan,
+        config: &PlannedConfig,
+        arrival: Arrival<'_>,
+    ) -> std::result::Result<Self, NotArrived> {
+        let prepared = Self::prepare_arrival(folder, plan, config, &arrival);
+        let (site, tables) = prepared.map_err(NotArrived::AsBefore)?;
+        let Arrival { hypers, source, source_bytes, outside_bytes, .. } = arrival;
+        let stored = Stored::arriving(hypers);
+        let Arrival { name, attachments, changes, .. } = arrival;
+        let moving =
+            Move { source, stored, source_bytes, outside_bytes, name, attachments, changes };
+        Self::move_rows(site, tables, config, moving)
+    }
+
+    fn prepare_arrival(
+        folder: &Arc<dyn Folder>,
+        plan: EpochPlan,
+        config: &PlannedConfig,
+        arrival: &Arrival<'_>,
+    ) -> Result<(OpenFolder, PlannedTables)> {
+        let schema = Arc::new(grown(&arrival.schema, &plan)?);
+        let mut site = OpenFolder::changing(Arc::clone(folder))?;
+        site.log.note_later(arrival.number);
+        let tables = PlannedTables { schema, plan };
+        // Told before hours of moving, not behind them.
+        let fresh = Stored::default();
+        Reservations::reserve(&*site.folder, &tables, config, &fresh, Purpose::Training)?;
+        Ok((site, tables))
+    }
+}
