@@ -162,7 +162,7 @@ def test_every_phase_runs_at_both_sizes(tmp_path: Path) -> None:
     }
     assert by_size["smaller"] == by_size["full"]
     assert not [row for row in phases if "skipped" in row]
-    assert [row["is_equal"] for row in phases if row["phase"] == "bits"] == [True] * 4
+    assert [row["is_equal"] for row in phases if row["phase"] == "bits"] == [True] * 6
     assert [row["sample_rows_equal"] for row in phases if "identity" in row] == [None, True] * 2
     assert sum("is_killed" in row for row in phases) == 8
     resumed = [row for row in phases if row["variant"] == "resumed"]

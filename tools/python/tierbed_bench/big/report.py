@@ -26,6 +26,7 @@ _RATES = (
 )
 _COSTS = (
     "seconds",
+    "move_s",
     "restart_s",
     "open_s",
     "checkpoint_s",

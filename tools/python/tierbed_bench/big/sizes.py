@@ -73,6 +73,7 @@ class OneSize:
             ("training", {"training"}, self._training),
             ("cold order", {"windows"}, self._cold),
             ("rows by number", {"windows", "serving"}, self._by_number),
+            ("rows that come to a plan", {"windows"}, self._enter),
         ]
         for name, of_parts, run in parts:
             if wanted & of_parts:
@@ -246,10 +247,22 @@ class OneSize:
         if "serving" in self.wanted.parts:
             self._serving()
 
-    def _fill(self, store: str) -> bool:
-        if not self._has_room("fill", room.filled_bytes(self.shape, store), store):
+    def _enter(self) -> None:
+        """Fills a store by number and moves its rows to a plan; every bit must stay."""
+        needed = room.filled_bytes(self.shape, "file") + room.forward_bytes(self.shape)
+        if not self._has_room("enter", needed, "from file") or not self._fill("file", "for a plan"):
+            return
+        before = self._phase("scan", "filled", store="file")["digest"]
+        self._phase("enter", "from file")
+        after = self._phase("scan", "behind a move to a plan")["digest"]
+        self._note("bits", "before and after a move to a plan", is_equal=before == after)
+        self._phase("epoch", "behind a move to a plan", until=self._stretch)
+
+    def _fill(self, store: str, variant: str = "") -> bool:
+        variant = variant or store
+        if not self._has_room("fill", room.filled_bytes(self.shape, store), variant):
             return False
-        self._phase("fill", store, store=store)
+        self._phase("fill", variant, store=store)
         return True
 
     def _export(self) -> None:

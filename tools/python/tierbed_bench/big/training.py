@@ -17,7 +17,7 @@ from tierbed_bench.big.data import Batches, Sample, Shape
 from tierbed_bench.big.worker import WINDOW, Job, Phase, memory, open_store
 from tierbed_bench.common import percentile
 
-__all__ = ["PHASES"]
+__all__ = ["PHASES", "PlanTold"]
 
 #: Points of a curve of an epoch.
 POINTS = 60
@@ -34,7 +34,7 @@ def _plan(job: Job) -> None:
     with open_store(job) as store:
         bags = job.shape.bags(store)
         begun_s = time.perf_counter()
-        batches = _PlanTold(job)
+        batches = PlanTold(job)
         next(iter(lookahead(batches, bags, WINDOW)))
         plan_s = time.perf_counter() - begun_s
         plan = store.order()["plan"]
@@ -54,12 +54,18 @@ def _plan(job: Job) -> None:
         )
 
 
-class _PlanTold(Batches):
-    """Batches that tell how far their plan is."""
+class PlanTold(Batches):
+    """Batches that tell how far their plan is.
+
+    Args:
+        job: What they are for.
+    """
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.shape)
         self._job = job
+        #: When the plan had all batches.
+        self.ended_s = 0.0
 
     def known_order(self) -> Any:
         """Promises the order of :class:`Batches`, under the same fingerprint."""
@@ -70,6 +76,7 @@ class _PlanTold(Batches):
             for at, batch in enumerate(made()):
                 self._job.told.progress(at, order.batch_count or 0, "batches")
                 yield batch
+            self.ended_s = time.perf_counter()
 
         return type(order)(order.fingerprint, told, order.start, order.batch_count)
 

@@ -1,4 +1,4 @@
-"""Phases of ``bench big`` on rows that are read by number: fill, window and cold order, publish."""
+"""Phases of ``bench big`` on rows that are read by number: fill, train, publish, come to a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tierbed.tables.exporting import export_tables
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
 from tierbed_bench.big.data import Shape
-from tierbed_bench.big.worker import Job, Phase, memory, open_store
+from tierbed_bench.big.training import PlanTold
+from tierbed_bench.big.worker import WINDOW as FORWARD_WINDOW, Job, Phase, memory, open_store
 
 __all__ = ["PHASES"]
 
@@ -120,6 +121,32 @@ def _window(job: Job) -> None:
     job.told.row(told)
 
 
+def _enter(job: Job) -> None:
+    """Makes the plan of an epoch and moves the rows of a store that was filled by number to it."""
+    # The name of its folder says how a store is opened: as one that insists on a plan.
+    (job.folder / "file").rename(job.folder / "forward")
+    batches = PlanTold(job)
+    with open_store(job) as store:
+        bags = job.shape.bags(store)
+        begun_s = time.perf_counter()
+        next(iter(lookahead(batches, bags, FORWARD_WINDOW)))
+        ended_s = time.perf_counter()
+        order = store.order()
+        disk_bytes = store.stats()["disk_bytes"]
+    moved_s = ended_s - batches.ended_s
+    job.told.row(
+        {
+            "seconds": ended_s - begun_s,
+            "move_s": moved_s,
+            "rows": order["rows_moved"],
+            "rows_per_s": order["rows_moved"] / moved_s,
+            "bytes_per_s": job.shape.table_bytes / moved_s,
+            "disk_bytes": disk_bytes,
+            **memory(),
+        }
+    )
+
+
 def _distinct(shape: Shape, number: int) -> int:
     return sum(len(torch.unique(shape.column(number, table))) for table in range(shape.tables))
 
@@ -214,6 +241,7 @@ def _folder_bytes(folder: Path) -> int:
 PHASES: dict[str, Phase] = {
     "fill": _fill,
     "window": _window,
+    "enter": _enter,
     "export": _export,
     "publish": _publish,
 }
