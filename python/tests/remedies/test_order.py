@@ -14,7 +14,7 @@ import torch
 import tierbed as tb
 from tierbed.data import BatchOrder
 
-from .kit import ROWS, bags, collection, opened, refused, rows_of, step, table
+from .kit import DIM, ROWS, bags, collection, opened, refused, rows_of, table
 
 BATCHES, BATCH = 12, 20
 
@@ -240,19 +240,27 @@ def test_a_quota_too_small_for_a_plan_is_raised(tmp_path: Path) -> None:
 
 def test_the_forward_order_of_other_batches_is_opened_with_auto(tmp_path: Path) -> None:
     remedy = 'give the batches of the plan, or open with order="auto"'
-    path = tmp_path / "store"
-    with opened(path, order="forward") as store:
+    rows = torch.ones(3, DIM)
+    with opened(tmp_path / "store", order="forward") as store:
         emb = collection(store)
-        step(emb)
-        with refused(tb.InvalidError, remedy):
+        store.write_rows("item", 0, rows)
+        with refused(tb.InvalidError, remedy) as told:
             epoch(emb)
+        # That reason has an answer of its own.
+        assert "call store.checkpoint" in str(told.value)
+        store.checkpoint("written")
+        epoch(emb)
+        assert store.order()["kind"] == "forward"
     with opened(tmp_path / "auto", order="auto") as store:
         emb = collection(store)
-        step(emb)
+        store.write_rows("item", 0, rows)
         epoch(emb)
+        assert store.order()["kind"] == "window"
 
 
-def test_a_store_that_left_its_order_is_opened_with_auto(tmp_path: Path) -> None:
+def test_a_store_that_left_its_order_comes_back_where_it_is_insisted_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "store"
     with opened(path, order="auto", on_mismatch="fallback") as store:
         emb = collection(store)
@@ -261,12 +269,47 @@ def test_a_store_that_left_its_order_is_opened_with_auto(tmp_path: Path) -> None
         train(emb, [bags(1, 2, 3)])
         store.checkpoint("moved")
         rows = rows_of(store)
-    with refused(tb.InvalidError, 'open it with order="auto", or start a new folder'):
-        opened(path, order="forward")
     with opened(path, order="auto") as store:
+        next(ahead(collection(store), Known()))
+        assert 'open it with order="forward" for another one' in caplog.text
         assert torch.equal(rows_of(store), rows)
-    with opened(tmp_path / "new", order="forward") as store:
-        epoch(collection(store))
+    with opened(path, order="forward") as store:
+        emb = collection(store)
+        batches = ahead(emb, Known())
+        first = next(batches)
+        assert torch.equal(rows_of(store), rows)
+        train(emb, [first, *batches])
+        assert store.order()["kind"] == "forward"
+
+
+def test_a_step_has_a_plan_or_the_store_needs_none(tmp_path: Path) -> None:
+    remedy = (
+        "iterate tierbed.lookahead(loader, model) for the batches, or open the store with "
+        'order="auto"'
+    )
+    for name, shards in (("one", None), ("two", 2)):
+        both = (table(), table("other"))
+        with opened(tmp_path / name, order="forward", shards=shards) as store:
+            emb = collection(store, *both)
+            with refused(tb.InvalidError, remedy):
+                _train_both(emb, Known().epoch())
+            store.checkpoint("nothing")
+        with opened(tmp_path / name, order="auto", shards=shards) as store:
+            _train_both(collection(store, *both), Known().epoch())
+            assert torch.equal(rows_of(store), expected(0))
+    with opened(tmp_path / "three", order="forward") as store:
+        emb = collection(store)
+        with refused(tb.InvalidError, remedy):
+            train(emb, Known().epoch())
+        epoch(emb)
+        assert torch.equal(rows_of(store), expected(0))
+
+
+def _train_both(emb: Any, batches: Iterable[tb.KeyedJaggedTensor]) -> None:
+    for batch in batches:
+        ids, lengths = batch.values(), batch.lengths()
+        both = tb.KeyedJaggedTensor(["item", "other"], ids.repeat(2), lengths=lengths.repeat(2))
+        emb(both).values().square().sum().backward()
 
 
 def test_shards_with_a_table_each_follow_a_plan_of_one_collection(tmp_path: Path) -> None:

@@ -276,16 +276,6 @@ def test_forward_order_takes_a_path_and_no_backend(tmp_path: Path) -> None:
     opened(tmp_path / "b", order="forward").close()
 
 
-def test_a_store_of_window_order_is_opened_with_auto(tmp_path: Path) -> None:
-    rows = trained(tmp_path / "store", order="window")
-    remedy = 'open it with order="auto", or start a new folder'
-    with refused(tb.InvalidError, remedy):
-        opened(tmp_path / "store", order="forward")
-    with opened(tmp_path / "store", order="auto") as store:
-        assert torch.equal(rows_of(store), rows)
-    opened(tmp_path / "new", order="forward").close()
-
-
 # ---------------------------------------------------------------- tables
 
 
