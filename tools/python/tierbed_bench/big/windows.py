@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ CHUNK_ROWS = 65_536
 #: A window is read whole before its first step, so a short one suits a short measurement.
 WINDOW = 8
 CHECKED_ROWS = 1000
+#: Between two looks at the disk while rows move.
+TICK_S = 0.5
 
 
 class _Chunks:
@@ -121,6 +126,24 @@ def _window(job: Job) -> None:
     job.told.row(told)
 
 
+@contextmanager
+def _ticking(job: Job) -> Iterator[None]:
+    """Tells now and then that there is something to look at: how much disk is in use."""
+    is_over = threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(TICK_S):
+            job.told.moment("tick")
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        ticking.join()
+
+
 def _enter(job: Job) -> None:
     """Makes the plan of an epoch and moves the rows of a store that was filled by number to it."""
     # The name of its folder says how a store is opened: as one that insists on a plan.
@@ -129,7 +152,8 @@ def _enter(job: Job) -> None:
     with open_store(job) as store:
         bags = job.shape.bags(store)
         begun_s = time.perf_counter()
-        next(iter(lookahead(batches, bags, FORWARD_WINDOW)))
+        with _ticking(job):
+            next(iter(lookahead(batches, bags, FORWARD_WINDOW)))
         ended_s = time.perf_counter()
         order = store.order()
         disk_bytes = store.stats()["disk_bytes"]

@@ -6,6 +6,7 @@ tells its parent how far it is, moments at which it may be killed, and at the en
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ class Told:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        #: A phase may tell from two threads.
+        self._sends = threading.Lock()
         self._said_s = 0.0
 
     def progress(self, done: float, total: float, unit: str) -> None:
@@ -44,19 +47,23 @@ class Told:
         now = time.perf_counter()
         if now - self._said_s >= TOLD_EVERY_S:
             self._said_s = now
-            self._pipe.send({"tell": "progress", "done": done, "total": total, "unit": unit})
+            self._send({"tell": "progress", "done": done, "total": total, "unit": unit})
 
     def moment(self, name: str) -> None:
         """Tells that something begins or is reached, so that a test of kills may end it there."""
-        self._pipe.send({"tell": "moment", "name": name})
+        self._send({"tell": "moment", "name": name})
 
     def row(self, row: Mapping[str, Any], curve: list[list[float]] | None = None) -> None:
         """Tells the result."""
-        self._pipe.send({"tell": "row", "row": dict(row), "curve": curve or []})
+        self._send({"tell": "row", "row": dict(row), "curve": curve or []})
+
+    def _send(self, told: Mapping[str, Any]) -> None:
+        with self._sends:
+            self._pipe.send(told)
 
     def failure(self) -> None:
         """Tells the error that ended the phase."""
-        self._pipe.send({"tell": "failure", "text": traceback.format_exc()})
+        self._send({"tell": "failure", "text": traceback.format_exc()})
 
 
 @dataclass(frozen=True, kw_only=True)
