@@ -334,14 +334,43 @@ fn checkpoints_kept_before_a_plan_come_back_without_it() {
 }
 
 #[test]
+fn all_shards_come_to_a_plan_or_none_does() {
+    for (shards, optimizer) in [(2, OptimizerKind::Adam), (3, OptimizerKind::RowWiseAdagrad)] {
+        let run = Run { budget_bytes: 24 << 20, ..Run::pooled(optimizer) };
+        let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+        let config = run.config(Order::Auto, Some(shards));
+        let ours = run.open(Some(Arc::clone(&folder)), &config).unwrap();
+        let mut pair = Pair::new(run, ours);
+        pair.steps(0..BEFORE);
+        assert!(reason(&plan(&pair.run, &mut pair.ours)).contains("store.checkpoint"));
+        pair.checkpoint(BEFORE);
+        // Too little memory for all shards, then for some of them, then for none.
+        let mut refusal_count = 0;
+        for dram_budget_bytes in (2_400_000..9_000_000).step_by(50_000) {
+            pair = pair.reopen(&folder, &OrderConfig { dram_budget_bytes, ..config.clone() });
+            let answer = plan(&pair.run, &mut pair.ours);
+            if is_at_its_begin(&answer) {
+                break;
+            }
+            assert!(reason(&answer).contains("dram_budget"), "{answer:?}");
+            let done = BEFORE + refusal_count;
+            pair.steps(done..done + 1);
+            pair.checkpoint(done + 1);
+            refusal_count += 1;
+        }
+        assert!(refusal_count > 1, "no shard was short of memory");
+        pair.check_rows();
+        let names = names(&folder);
+        assert!(!names.iter().any(|name| name.ends_with(".pages")), "{names:?}");
+        pair.steps(0..pair.run.batches + 4);
+        pair.check_rows();
+        pair.ours.verify().unwrap();
+    }
+}
+
+#[test]
 fn stores_whose_rows_stay_say_why() {
     let run = Run::pooled(OptimizerKind::Adagrad);
-    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-    let config = run.config(Order::Auto, Some(2));
-    let mut engine = run.open(Some(folder), &config).unwrap();
-    run.step(&mut engine, 0).unwrap();
-    run.checkpoint(&mut engine, 1).unwrap();
-    assert!(reason(&plan(&run, &mut engine)).contains("shards"));
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let lsm = OrderConfig { backend: Some(Backend::Lsm), ..run.config(Order::Auto, None) };
     let mut engine = run.open(Some(Arc::clone(&folder)), &lsm).unwrap();

@@ -32,19 +32,28 @@ const STRIDE: u64 = 4;
 
 struct Case {
     run: Run,
+    shards: Option<u32>,
     /// Records after each number of steps.
     oracle: Vec<Vec<Vec<u32>>>,
 }
 
 impl Case {
     fn new(seed: u64) -> Self {
+        Self::of_shards(seed, None)
+    }
+
+    fn of_shards(seed: u64, shards: Option<u32>) -> Self {
         let run = Run {
             tables: vec![(9, 2500), (36, 60), (1, 97)],
             features: vec![(0, Pooling::Sum), (1, Pooling::Mean), (2, Pooling::Sum)],
             samples: 8,
             batches: STEPS_OLD,
             // With the first one an array over all rows finds first uses, with the other parts.
-            budget_bytes: if seed % 2 == 1 { 4 << 20 } else { 1_200_000 },
+            budget_bytes: match shards {
+                Some(_) => 6 << 20,
+                None if seed % 2 == 1 => 4 << 20,
+                None => 1_200_000,
+            },
             ..Run::pooled(OptimizerKind::ALL[seed as usize % OptimizerKind::ALL.len()])
         };
         let mut engine = run.oracle();
@@ -53,10 +62,11 @@ impl Case {
             run.step(&mut engine, step).unwrap();
             oracle.push(run.records(&mut engine).unwrap());
         }
-        let case = Self { run, oracle };
+        let case = Self { run, shards, oracle };
         let folder = SimFolder::default();
         case.train(&folder, case.steps()).result.unwrap();
-        assert!(Folder::list(&folder).unwrap().contains(&"forward.rows".to_owned()));
+        let names = Folder::list(&folder).unwrap();
+        assert!(names.iter().any(|name| name.ends_with("forward.rows")), "{names:?}");
         case
     }
 }
@@ -66,6 +76,9 @@ impl SimJob for Case {
 
     fn open(&self, folder: &SimFolder) -> Result<ShardedEngine> {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());
+        if self.shards.is_some() {
+            return self.run.open(Some(folder), &self.run.config(Order::Auto, self.shards));
+        }
         // Steps by window are allowed, and a plan that is refused is an error.
         let on_mismatch = Some(OnMismatch::Fallback);
         let config = OrderConfig { on_mismatch, ..self.run.config(Order::Forward, None) };
@@ -111,6 +124,11 @@ impl SimJob for Case {
         position + STRIDE
     }
 
+    // Shards write at the same time.
+    fn is_repeatable(&self) -> bool {
+        self.shards.is_none()
+    }
+
     fn tells_of_damage(&self, error: &Error) -> bool {
         // A plan that was just made, and `CURRENT` of another version, are other damage.
         let is_other = |begin: &str| error.message().starts_with(begin);
@@ -122,8 +140,11 @@ impl SimJob for Case {
     fn check_folder(&self, folder: &SimFolder) {
         let names = Folder::list(folder).unwrap();
         assert!(!names.iter().any(|name| name.starts_with("replan")), "scratch stays: {names:?}");
-        let has = |name: &str| names.iter().any(|found| found == name);
-        assert!(!(has("forward.rows") && has("t0.rows")), "rows are there twice: {names:?}");
+        for shard in ["", "shard0.", "shard1."] {
+            let has = |name: &str| names.contains(&format!("{shard}{name}"));
+            let is_window = (0..3).any(|table| has(&format!("t{table}.rows")));
+            assert!(!(has("forward.rows") && is_window), "rows are there twice: {names:?}");
+        }
     }
 }
 
@@ -136,6 +157,15 @@ fn power_loss_at_any_io_leaves_one_order_in_force() {
     for seed in seeds() {
         let io_count = check_power_loss(&Case::new(seed), seed, 1);
         assert!(io_count > 100, "{io_count}");
+    }
+}
+
+#[test]
+fn power_loss_at_any_io_of_any_shard_leaves_one_order_in_force_for_all() {
+    for seed in seeds() {
+        let io_count = check_power_loss(&Case::of_shards(seed, Some(2)), seed, 5);
+        assert!(io_count > 100, "{io_count}");
+        check_repeated_power_loss(&Case::of_shards(seed, Some(2)), seed, 8, 60);
     }
 }
 

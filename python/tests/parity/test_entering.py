@@ -75,6 +75,21 @@ def test_an_end_before_the_first_step_along_the_plan_changes_nothing(
     assert_same_rows(ours.store, theirs.store)
 
 
+def test_shards_that_were_trained_by_window_follow_a_plan(open_store: OpenStore) -> None:
+    ours = forward_training(open_store, order="window", shards=2, dram_budget="24MiB")
+    theirs = memory_training(open_store)
+    batches = list(Known())[:BEFORE]
+    assert_same(ours.run(batches), theirs.run(batches, window=0))
+    ours.save()
+    ours.store.close()
+    ours = forward_training(open_store, order="auto", shards=2, dram_budget="24MiB")
+    ours.load()
+    assert_same(ours.run(Known(), window=4), theirs.run(Known(), window=0))
+    assert_same_rows(ours.store, theirs.store)
+    order = ours.store.order()
+    assert (order["kind"], order["replan_count"]) == ("forward", 1)
+
+
 def test_one_session_needs_a_checkpoint_before_the_plan(
     open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:

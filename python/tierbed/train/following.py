@@ -47,7 +47,7 @@ def follow(
         answer = _follow(session, source, window)
         if answer["answer"] == "plan_needed":
             raise CorruptionError(
-                "the plan that was just made is damaged already: the disk does not keep what it is given"
+                "the plan that was just made is damaged: the disk does not keep what it is given"
             )
     if answer["answer"] == "refused":
         _LOG.warning("training by window, not in forward order: %s", answer["reason"])

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Reservation, Result, Schema, TableId};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_kernels::FeatureLayout;
 use tierbed_store::{kept, CommitLog};
 
 use crate::auto::engine::{AutoEngine, State};
-use crate::auto::follow::Answer;
+use crate::auto::follow::{Answer, PlanRequest};
 use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planned::{name_least, room_of, Planned};
@@ -112,6 +113,34 @@ impl AutoEngine {
         budget.reserve("plan", budget.free_bytes() / 2).map(Some)
     }
 
+    /// Checks that rows which were trained without a plan have the memory to come to that of
+    /// `request`, if there is one: of several shards either all move or none.
+    ///
+    /// # Errors
+    /// `Invalid` for a budget too small, naming the minimum; otherwise those of the folder.
+    pub(crate) fn check_entry(
+        &mut self,
+        features: &FeatureLayout,
+        request: &PlanRequest,
+    ) -> Result<()> {
+        let (shape, options) = self.shape_of(features, request)?;
+        let folder = self.folder()?;
+        if !self.has_rows_without_plan() {
+            return Ok(());
+        }
+        let plan = self.find_sound(request, &shape, &options)?;
+        let (State::Windowed(windowed), Some(plan)) = (&mut self.state, plan) else {
+            return Ok(());
+        };
+        windowed.engine.release_buffer()?;
+        let budget = windowed.engine.budget();
+        let source_bytes = budget.limit_bytes() - rest_of(budget)?.bytes();
+        let (schema, config) = (windowed.schema(), self.config.forward());
+        let checked = PlannedEngine::check_arrival(&*folder, &plan, &config, schema, source_bytes);
+        sweep_plan_rows(&*folder, schema);
+        checked.map_err(|error| name_least(error, &self.config))
+    }
+
     /// Moves every row to its first use along `plan`. Where the plan does not fit memory or disk,
     /// it is a refusal: the order of now may manage.
     ///
@@ -183,11 +212,7 @@ fn enter(
             false => 0,
         },
     );
-    let (limit_bytes, free_bytes) = (budget.limit_bytes(), budget.free_bytes());
-    let reading_bytes = free_bytes.min(READING_BYTES_MAX).min(limit_bytes / READING_SHARE);
-    // What it does not take belongs to the other engine.
-    let rest = budget.reserve("rows of a plan", free_bytes - reading_bytes);
-    let rest = rest.map_err(NotArrived::AsBefore)?;
+    let rest = rest_of(&budget).map_err(NotArrived::AsBefore)?;
     let table_count = left.tables.schema.tables().len() as u32;
     let mut row_count = 0;
     let source = &mut |sink: &mut RecordSink<'_>| {
@@ -206,7 +231,7 @@ fn enter(
         schema,
         hypers,
         source,
-        source_bytes: limit_bytes - rest.bytes(),
+        source_bytes: budget.limit_bytes() - rest.bytes(),
         outside_bytes,
         number: left.number,
         name: &left.name,
@@ -220,6 +245,13 @@ fn enter(
     })?;
     let planned = Planned::around(arrived, aside).map_err(NotArrived::InDoubt)?;
     Ok((Planned { is_checked: true, ..planned }, row_count))
+}
+
+// Takes what reading rows does not need from the window engine: it belongs to the other one.
+fn rest_of(budget: &Budget) -> Result<Reservation> {
+    let (limit_bytes, free_bytes) = (budget.limit_bytes(), budget.free_bytes());
+    let reading_bytes = free_bytes.min(READING_BYTES_MAX).min(limit_bytes / READING_SHARE);
+    budget.reserve("rows of a plan", free_bytes - reading_bytes)
 }
 
 /// What the window engine leaves beside its rows.

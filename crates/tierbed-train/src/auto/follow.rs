@@ -305,8 +305,8 @@ impl AutoEngine {
         }
     }
 
-    // Finds a plan that is whole.
-    fn find_sound(
+    /// Finds a plan that is whole.
+    pub(crate) fn find_sound(
         &self,
         request: &PlanRequest,
         shape: &PlanShape,
@@ -415,7 +415,7 @@ impl AutoEngine {
         }
     }
 
-    fn shape_of(
+    pub(crate) fn shape_of(
         &self,
         features: &FeatureLayout,
         request: &PlanRequest,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Bags, Error, Result};
+use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_kernels::FeatureLayout;
 
 use super::part::{idle_shard, Parts};
@@ -29,6 +29,14 @@ impl PlanFollower for ShardSet {
             .each(&parts, true, jobs(), |engine, part, ()| engine.has_plan(&part.plan, request))?;
         if has_plan.contains(&false) {
             return Ok(Answer::PlanNeeded);
+        }
+        if let Err(error) = self.check_entries(&parts, request) {
+            return match (error.kind(), self.config.order) {
+                (ErrorKind::Invalid, Order::Auto) => {
+                    Ok(Answer::Refused { reason: error.to_string() })
+                }
+                _ => Err(error),
+            };
         }
         let jobs = self.participants().into_iter().zip(self.sizes()).collect();
         let answers = self.each(&parts, false, jobs, |engine, part, (_seat, size)| {
@@ -96,12 +104,24 @@ impl PlanFollower for ShardSet {
 impl ShardSet {
     fn check_may_follow(&self, parts: &Parts) -> Result<()> {
         idle_shard(parts, self.shard_count())?;
-        match self.engines.iter().any(AutoEngine::has_rows_without_plan) {
-            true => Err(Error::unsupported(
-                "rows of several shards that were trained without a plan do not come to one",
-            )),
-            false => Ok(()),
+        for engine in &self.engines {
+            if let Some(reason) = engine.no_entry()? {
+                return Err(Error::invalid(reason));
+            }
         }
+        Ok(())
+    }
+
+    // A shard that finds too little memory when others have moved would stop them half-way.
+    fn check_entries(&mut self, parts: &Arc<Parts>, request: &PlanRequest) -> Result<()> {
+        if !self.engines.iter().any(AutoEngine::has_rows_without_plan) {
+            return Ok(());
+        }
+        let sizes = self.sizes();
+        let checked = self.each(parts, false, sizes, |engine, part, size| {
+            engine.check_entry(&part.plan, request).map_err(|error| size.name_least(error))
+        });
+        checked.map(drop)
     }
 
     fn planned_parts(&self) -> Result<Arc<Parts>> {

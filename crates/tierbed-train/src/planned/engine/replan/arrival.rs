@@ -82,13 +82,35 @@ impl PlannedEngine {
         config: &PlannedConfig,
         arrival: &Arrival<'_>,
     ) -> Result<(OpenFolder, PlannedTables)> {
+        Self::check_arrival(&**folder, &plan, config, &arrival.schema, arrival.source_bytes)?;
         let schema = Arc::new(grown(&arrival.schema, &plan)?);
         let mut site = OpenFolder::changing(Arc::clone(folder))?;
         site.log.note_later(arrival.number);
-        let tables = PlannedTables { schema, plan };
-        // Told before hours of moving, not behind them.
-        let fresh = Stored::default();
-        Reservations::reserve(&*site.folder, &tables, config, &fresh, Purpose::Training)?;
-        Ok((site, tables))
+        Ok((site, PlannedTables { schema, plan }))
+    }
+
+    /// Checks that rows of tables `schema` may come to `plan`: told before hours of moving, and
+    /// before any of several shards moves its own. Leaves a file of extents.
+    ///
+    /// # Errors
+    /// `Invalid` for a plan of other or smaller tables or a budget too small.
+    pub(crate) fn check_arrival(
+        folder: &dyn Folder,
+        plan: &EpochPlan,
+        config: &PlannedConfig,
+        schema: &Schema,
+        source_bytes: u64,
+    ) -> Result<()> {
+        let schema = Arc::new(grown(schema, plan)?);
+        let row_count = schema.tables().iter().map(|table| table.row_count).sum();
+        let moved = Stored::arriving(Hypers::fresh(schema.tables().len()));
+        let tables = PlannedTables { schema, plan: plan.clone() };
+        for (stored, purpose) in [
+            (Stored::default(), Purpose::Training),
+            (moved, Purpose::Moving { source_bytes, row_count }),
+        ] {
+            Reservations::reserve(folder, &tables, config, &stored, purpose)?;
+        }
+        Ok(())
     }
 }
