@@ -40,6 +40,16 @@ def test_raw_ids_are_planned_as_rows_are(tmp_path: Path) -> None:
     assert [rows[way]["order"] for way in WAYS[1:]] == ["window", "forward", "forward"]
 
 
+def test_several_collections_follow_one_plan(tmp_path: Path) -> None:
+    options = EpochsOptions(
+        epochs=2, samples=3200, rows=20_000, tables=4, batch=64, rounds=1, collections=2
+    )
+    found = json.loads(run_epochs(tmp_path / "two", options).read_text())
+    rows = {row["way"]: row for row in found["rows"]}
+    assert [rows[way]["order"] for way in WAYS[1:]] == ["window", "forward", "forward"]
+    assert (rows["one_by_one"]["replans"], rows["together"]["replans"]) == (1, 0)
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(InvalidError, match="--epochs begin at 2"):
         EpochsOptions(epochs=1)
@@ -47,3 +57,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         EpochsOptions(samples=10, batch=20)
     with pytest.raises(InvalidError, match="--share"):
         EpochsOptions(share=0.0)
+    with pytest.raises(InvalidError, match="equal parts"):
+        EpochsOptions(tables=4, collections=3)
+    with pytest.raises(InvalidError, match="--raw-ids"):
+        EpochsOptions(collections=2, raw_ids=True)

@@ -64,6 +64,7 @@ class EpochsOptions:
         rounds: Measurements of each way; the median counts.
         seed: Of ids and shuffles.
         raw_ids: Tables are of open vocabulary, and ids any 64-bit numbers.
+        collections: Collections over one store that share the tables, in equal parts.
     """
 
     epochs: Positive = 3
@@ -76,12 +77,17 @@ class EpochsOptions:
     rounds: Positive = 3
     seed: int = 1
     raw_ids: bool = False
+    collections: Positive = 1
 
     def __post_init__(self) -> None:
         if self.epochs < 2 or self.samples < self.batch:
             raise InvalidError("--epochs begin at 2, and --samples fill at least one --batch")
         if not 0.0 < self.share <= 1.0:
             raise InvalidError(f"--share is above 0 and at most 1, not {self.share:g}")
+        if self.tables % self.collections:
+            raise InvalidError("--collections divide --tables into equal parts")
+        if self.collections > 1 and self.raw_ids:
+            raise InvalidError("several --collections of --raw-ids do not follow one plan")
 
     @property
     def table_bytes(self) -> int:
@@ -214,18 +220,38 @@ def _open(way: str, options: EpochsOptions, folder: Path) -> Store:
     return Store.open(folder / "store", dram_budget=budget, order=order, seed=options.seed)
 
 
-def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
+def _collections(
+    options: EpochsOptions, store: Store
+) -> tuple[Any, Callable[[KeyedJaggedTensor], None]]:
+    """Returns the collections, or the one, and what looks a batch up in all and steps them."""
     rows = None if options.raw_ids else options.rows
+    each = options.tables // options.collections
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=options.dim)
         for name in _names(options)
     ]
-    grad = torch.full((options.batch, options.tables * options.dim), 1e-3)
+    embs = [
+        EmbeddingBagCollection(
+            tables[first : first + each], store=store, optimizer=RowWiseAdagrad()
+        )
+        for first in range(0, options.tables, each)
+    ]
+    grad = torch.full((options.batch, each * options.dim), 1e-3)
+
+    def step(batch: KeyedJaggedTensor) -> None:
+        parts = [batch] if len(embs) == 1 else batch.split([each] * len(embs))
+        pooled = [emb(part).values() for emb, part in zip(embs, parts, strict=True)]
+        torch.autograd.backward(pooled, [grad] * len(pooled))
+
+    return embs[0] if len(embs) == 1 else embs, step
+
+
+def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
     with _open(way, options, folder) as store:
-        emb = EmbeddingBagCollection(tables, store=store, optimizer=RowWiseAdagrad())
+        embs, step = _collections(options, store)
         together = options.epochs if way == "together" else 1
         ahead: Lookahead[KeyedJaggedTensor] = lookahead(
-            _loader(options), emb, WINDOW, lambda batch: batch, epochs=together
+            _loader(options), embs, WINDOW, lambda batch: batch, epochs=together
         )
         before, begun_s, cpu_s = DeviceBytes.now(), time.perf_counter(), time.process_time()
         first_waits, disk_peak_bytes = [], 0
@@ -234,7 +260,7 @@ def _train(way: str, options: EpochsOptions, folder: Path) -> Row:
             for at, batch in enumerate(ahead):
                 if at == 0:
                     first_waits.append(time.perf_counter() - asked_s)
-                emb(batch).values().backward(grad)  # type: ignore[no-untyped-call]
+                step(batch)
             if way != "memory":
                 store.checkpoint(f"epoch {epoch}", capture_rng=False)
                 disk_peak_bytes = max(disk_peak_bytes, disk_bytes(folder))
