@@ -14,7 +14,8 @@ use tierbed_kernels::FeatureLayout;
 use tierbed_store::{kept, CommitLog};
 
 use crate::auto::engine::{AutoEngine, State};
-use crate::auto::follow::{Answer, PlanRequest};
+use crate::auto::follow::{remove_other_plans, Answer, PlanRequest};
+use crate::auto::ids::IDS_PREFIX;
 use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planned::{name_least, room_of, Planned};
@@ -149,6 +150,7 @@ impl AutoEngine {
     /// be reopened.
     pub(crate) fn enter_plan(&mut self, plan: EpochPlan) -> Result<Answer> {
         let (folder, inside) = (self.folder()?, self.folder_inside()?);
+        let name = plan.file().to_owned();
         let State::Windowed(windowed) = &mut self.state else {
             return Err(Error::invalid("no rows were trained without a plan"));
         };
@@ -167,6 +169,7 @@ impl AutoEngine {
                 }
                 self.state = State::Planned(Box::new(planned));
                 sweep_window(&folder, &schema);
+                remove_other_plans(&*folder, &name)?;
                 self.notes.reason = None;
                 self.notes.replan_count += 1;
                 self.notes.rows_moved += row_count;
@@ -301,7 +304,7 @@ fn rows_file(table: &str) -> String {
 /// cost space, not correctness.
 pub(crate) fn sweep_window(folder: &Arc<dyn Folder>, schema: &Schema) {
     let files = schema.tables().iter().map(|table| rows_file(&table.name));
-    for file in files.filter(|file| file != EXTENTS_FILE) {
+    for file in files.filter(|file| file != EXTENTS_FILE && !file.starts_with(IDS_PREFIX)) {
         let _ = folder.remove(&file);
     }
     let inside = folder.path().map(|path| path.join(WINDOW_FOLDER));

@@ -22,6 +22,7 @@ pub(crate) struct Arrival<'a> {
     pub(crate) schema: Schema,
     /// Of each table; `step` is the number of steps done.
     pub(crate) hypers: Hypers,
+    /// Brings rows in the order of tables and rows.
     pub(crate) source: &'a mut RowSource<'a>,
     /// Memory that the source takes.
     pub(crate) source_bytes: u64,
@@ -71,8 +72,16 @@ impl PlannedEngine {
         let Arrival { hypers, source, source_bytes, outside_bytes, .. } = arrival;
         let stored = Stored::arriving(hypers);
         let Arrival { name, attachments, changes, .. } = arrival;
-        let moving =
-            Move { source, stored, source_bytes, outside_bytes, name, attachments, changes };
+        let moving = Move {
+            source,
+            in_order: true,
+            stored,
+            source_bytes,
+            outside_bytes,
+            name,
+            attachments,
+            changes,
+        };
         Self::move_rows(site, tables, config, moving)
     }
 

@@ -4,7 +4,8 @@
 //! pass over the plan finds the first use of every row it uses. When an array over all rows fits
 //! the memory, it answers at once. Otherwise rows are cut into parts: the rows' source is visited
 //! once to ask (4 bytes per row), each part's array answers (8 bytes per row), and the second
-//! visit takes the answers in the order of the questions. Records are never sorted.
+//! visit takes the answers in the order of the questions. Records are never sorted. A source that
+//! brings rows in their order needs no questions: part after part answers as it comes to it.
 
 #![expect(clippy::indexing_slicing, reason = "rows are counted over the tables of the schema")]
 
@@ -69,11 +70,48 @@ pub(super) struct FirstUses {
 
 enum Answers {
     Array(Vec<u64>),
-    Parts(Parts),
+    /// In the order in which rows have asked.
+    Asked(Parts),
+    /// For rows in their order: the array of one part at a time.
+    InOrder(OnePart),
+}
+
+/// The part that rows in their order have come to.
+struct OnePart {
+    uses: Parts,
+    /// Its number; none before the first row.
+    part: Option<usize>,
+    first_uses: Vec<u64>,
+}
+
+impl OnePart {
+    fn new(uses: Parts, cut: Cut) -> Self {
+        Self { uses, part: None, first_uses: vec![NONE; cut.part_rows as usize] }
+    }
+
+    /// Takes the first use of row `at` of all; those of parts before are gone.
+    fn take(&mut self, at: u64) -> Result<u64> {
+        let part_rows = self.first_uses.len() as u64;
+        let part = (at / part_rows) as usize;
+        match self.part {
+            Some(current) if current == part => {}
+            Some(current) if current > part => {
+                return Err(Error::invalid("the source of rows is not in their order"));
+            }
+            before => {
+                (before.map_or(0, |current| current + 1)..part)
+                    .for_each(|passed| self.uses.forget(passed));
+                load_part(&mut self.uses, part, &mut self.first_uses)?;
+                self.part = Some(part);
+            }
+        }
+        Ok(std::mem::replace(&mut self.first_uses[(at % part_rows) as usize], ASKED))
+    }
 }
 
 impl FirstUses {
-    /// Finds the first use along `plan` of each row that `source` will bring again.
+    /// Finds the first use along `plan` of each row that `source` will bring again. Rows `in_order`
+    /// are brought but once: table after table, row after row.
     ///
     /// # Errors
     /// `Invalid` for rows out of range or brought twice, `Corruption` for a damaged plan,
@@ -84,6 +122,7 @@ impl FirstUses {
         plan: &EpochPlan,
         cut: Cut,
         source: &mut RowSource<'_>,
+        in_order: bool,
     ) -> Result<Self> {
         let mut before = 0;
         let bases = schema.tables().iter().map(|table| {
@@ -115,6 +154,11 @@ impl FirstUses {
             uses.add(part as usize, [a, b, c, d, e, f, g, h, i, j, k, l])
         })?;
         uses.seal()?;
+        if in_order {
+            (0..part_count).for_each(|part| uses.rest(part));
+            found.answers = Answers::InOrder(OnePart::new(uses, cut));
+            return Ok(found);
+        }
         // The blocks of one file are in memory at a time; those of `uses` come back one by one.
         (0..part_count).for_each(|part| uses.rest(part));
         let mut asked = Parts::create(folder, "replan-asked.rows", part_count, block_bytes)?;
@@ -125,7 +169,7 @@ impl FirstUses {
         asked.seal()?;
         (0..part_count).for_each(|part| asked.rest(part));
         let answers = answer(folder, cut, &mut uses, &mut asked)?;
-        found.answers = Answers::Parts(answers);
+        found.answers = Answers::Asked(answers);
         Ok(found)
     }
 
@@ -177,7 +221,8 @@ impl FirstUses {
         let at = self.number_of(table, row)?;
         let first = match &mut self.answers {
             Answers::Array(uses) => std::mem::replace(&mut uses[at as usize], ASKED),
-            Answers::Parts(parts) => {
+            Answers::InOrder(part) => part.take(at)?,
+            Answers::Asked(parts) => {
                 let answer = parts.take::<8>((at / self.cut.part_rows) as usize)?;
                 u64::from_le_bytes(answer.ok_or_else(|| {
                     Error::invalid("the source of rows brought others the second time")
@@ -198,6 +243,17 @@ fn in_part(cut: Cut, at: u64) -> [u8; 4] {
     ((at % cut.part_rows) as u32).to_le_bytes()
 }
 
+// Makes the array of a part's first uses.
+fn load_part(uses: &mut Parts, part: usize, first_uses: &mut [u64]) -> Result<()> {
+    first_uses.fill(NONE);
+    while let Some([a, b, c, d, first @ ..]) = uses.take::<12>(part)? {
+        let at = u32::from_le_bytes([a, b, c, d]) as usize;
+        first_uses[at] = u64::from_le_bytes(first);
+    }
+    uses.forget(part);
+    Ok(())
+}
+
 // Part by part: an array of its first uses, then an answer per question.
 fn answer(
     folder: &Arc<dyn Folder>,
@@ -209,12 +265,7 @@ fn answer(
     let mut answers = Parts::create(folder, "replan-found.rows", part_count, block_bytes)?;
     let mut first_uses = vec![NONE; cut.part_rows as usize];
     for part in 0..part_count {
-        first_uses.fill(NONE);
-        while let Some([a, b, c, d, first @ ..]) = uses.take::<12>(part)? {
-            let at = u32::from_le_bytes([a, b, c, d]) as usize;
-            first_uses[at] = u64::from_le_bytes(first);
-        }
-        uses.forget(part);
+        load_part(uses, part, &mut first_uses)?;
         while let Some(at) = asked.take::<4>(part)? {
             let place = &mut first_uses[u32::from_le_bytes(at) as usize];
             answers.add(part, place.to_le_bytes())?;
@@ -227,8 +278,70 @@ fn answer(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 mod tests {
+    use tierbed_core::env::SplitMix64;
+    use tierbed_core::{Bags, OptimizerKind};
+    use tierbed_io::MemoryFolder;
+    use tierbed_sim::batch::trained_table;
+
     use super::*;
+    use crate::planned::plan::{PlanBuilder, PlanOptions, PlanShape};
+
+    const ROWS: u64 = 4000;
+
+    fn schema() -> Arc<Schema> {
+        let table = |at| trained_table(at, (2, ROWS / 2), OptimizerKind::Sgd, 1);
+        Arc::new(Schema::new(vec![table(0), table(1)]).unwrap())
+    }
+
+    fn plan(folder: &Arc<dyn Folder>, schema: &Schema, rng: &mut SplitMix64) -> EpochPlan {
+        let shape = PlanShape::new(schema, &[TableId(0), TableId(1)]).unwrap();
+        let options = PlanOptions { window_batches_max: 2, ..PlanOptions::default() };
+        let mut builder =
+            PlanBuilder::new(Arc::clone(folder), "p.plan", shape, "s", options).unwrap();
+        for _ in 0..9 {
+            let ids: Vec<i64> = (0..200).map(|_| rng.below(ROWS / 2) as i64).collect();
+            let offsets: Vec<i64> = (0..=200).collect();
+            builder.push(&Bags::new(&ids, &offsets, None, 2).unwrap()).unwrap();
+        }
+        builder.finish().unwrap();
+        EpochPlan::open(&**folder, "p.plan").unwrap()
+    }
+
+    #[test]
+    fn rows_in_their_order_get_the_answers_of_those_that_ask() {
+        let (folder, schema) = (Arc::new(MemoryFolder::new()) as Arc<dyn Folder>, schema());
+        let mut rng = SplitMix64::new(3);
+        let plan = plan(&folder, &schema, &mut rng);
+        // Some rows were never written; whole parts among them.
+        let written: Vec<(TableId, RowId)> = (0..ROWS)
+            .filter(|at| !(700..1500).contains(at) && rng.below(3) > 0)
+            .map(|at| (TableId((at / (ROWS / 2)) as u32), RowId(at % (ROWS / 2))))
+            .collect();
+        let answers = |cut: Cut, in_order: bool| {
+            let mut visit_count = 0;
+            let source = &mut |sink: &mut super::super::RecordSink<'_>| {
+                visit_count += 1;
+                written.iter().try_for_each(|&(table, row)| sink(table, row, &[]))
+            };
+            let found = FirstUses::find(&folder, &schema, &plan, cut, source, in_order);
+            let mut found = found.unwrap();
+            let taken: Vec<_> = written
+                .iter()
+                .map(|&(table, row)| found.take(table, row).unwrap().map(|p| (p.window, p.entry)))
+                .collect();
+            let (table, row) = written[0];
+            assert!(found.take(table, row).is_err(), "a row comes once");
+            (taken, visit_count)
+        };
+        let (one, many) = (Cut::new(ROWS, 1 << 20), Cut::new(ROWS, 0));
+        assert!(one.part_count == 1 && many.part_count > 3, "{many:?}");
+        let (expected, visit_count) = answers(one, false);
+        assert!(visit_count == 0 && expected.iter().any(Option::is_some));
+        assert_eq!(answers(many, false), (expected.clone(), 1));
+        assert_eq!(answers(many, true), (expected, 0));
+    }
 
     #[test]
     fn memory_is_kept_as_far_as_it_can_be() {

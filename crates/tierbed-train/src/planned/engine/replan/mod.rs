@@ -12,8 +12,8 @@
 //!                                                 then a checkpoint along B comes into force
 //! ```
 //!
-//! Cost: the rows are read twice (once when an array over all rows fits the memory) and written
-//! once, all sequentially, within the budget. Until the new checkpoint is in force the old one
+//! Cost: the rows are read twice (once when an array over all rows fits the memory, or they come in
+//! their order) and written once, all sequentially, within the budget. Until the new checkpoint is in force the old one
 //! stays whole, so the disk holds the rows twice for that time.
 
 mod arrival;
@@ -43,7 +43,8 @@ pub(crate) type RecordSink<'a> = dyn FnMut(TableId, RowId, &[u8]) -> Result<()> 
 
 /// Hands every row of a checkpoint to a sink: each row once, in any order.
 ///
-/// It may be called twice, and must then bring the same rows in the same order.
+/// It may be called twice, and must then bring the same rows in the same order; once where rows
+/// come in the order of tables and rows.
 pub(crate) type RowSource<'a> = dyn FnMut(&mut RecordSink<'_>) -> Result<()> + 'a;
 
 /// Returns the memory for finding the first uses of `row_count` rows, about `wanted_bytes`.
@@ -89,6 +90,8 @@ const MEMORY_CHECK_ROWS: u64 = 1 << 14;
 /// A move of all rows: from where, and what the checkpoint behind it says.
 struct Move<'a> {
     source: &'a mut RowSource<'a>,
+    /// The source brings rows in the order of tables and rows.
+    in_order: bool,
     stored: Stored,
     /// Memory the source takes.
     source_bytes: u64,
@@ -143,9 +146,16 @@ impl PlannedEngine {
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
         let stored = stored.moving();
-        let outside_bytes = 0;
-        let moving =
-            Move { source, stored, source_bytes, outside_bytes, name, attachments, changes };
+        let moving = Move {
+            source,
+            in_order: false,
+            stored,
+            source_bytes,
+            outside_bytes: 0,
+            name,
+            attachments,
+            changes,
+        };
         Self::move_rows(site, PlannedTables { schema: grown, plan }, &config, moving)
             .map_err(NotArrived::into_error)
     }
@@ -178,8 +188,8 @@ impl PlannedEngine {
         config: &PlannedConfig,
         moving: Move<'_>,
     ) -> std::result::Result<Moved, NotArrived> {
-        let Move { source, stored, source_bytes, outside_bytes, name, attachments, changes } =
-            moving;
+        let Move { source, in_order, stored, source_bytes, outside_bytes, .. } = moving;
+        let Move { name, attachments, changes, .. } = moving;
         assert!(stored.is_moving(), "rows would be moved onto themselves");
         let rows = tables.schema.tables().iter().map(|table| table.row_count).sum();
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
@@ -193,7 +203,7 @@ impl PlannedEngine {
             Self::assemble(site, tables, &config, &stored, room).map_err(NotArrived::AsBefore)?;
         engine.changes = changes;
         let moved = engine
-            .distribute(cut, source)
+            .distribute(cut, source, in_order)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
         if let Err(error) = moved {
             return Err(engine.give_up_move(error));
@@ -204,9 +214,9 @@ impl PlannedEngine {
     }
 
     #[expect(clippy::indexing_slicing, reason = "every size class has a writer")]
-    fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>) -> Result<()> {
+    fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>, in_order: bool) -> Result<()> {
         let plan = self.pipeline.plan.clone();
-        let found = FirstUses::find(&self.folder, &self.schema, &plan, cut, source);
+        let found = FirstUses::find(&self.folder, &self.schema, &plan, cut, source, in_order);
         let mut first_uses = found.map_err(blame_the_store)?;
         let mover = self.pipeline.mover()?;
         let buf_bytes = mover.disk.buf_bytes().min(self.extent_bytes);
