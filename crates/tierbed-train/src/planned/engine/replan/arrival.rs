@@ -12,7 +12,7 @@ use tierbed_io::Folder;
 use super::super::reservations::{Purpose, Reservations};
 use super::super::stored::Stored;
 use super::super::{OpenFolder, PlannedConfig, PlannedEngine, PlannedTables};
-use super::{grown, Move, RowSource};
+use super::{grown, Move, RowSource, Rows};
 use crate::hypers::Hypers;
 use crate::planned::plan::EpochPlan;
 use crate::window::changes::Changes;
@@ -73,8 +73,7 @@ impl PlannedEngine {
         let stored = Stored::arriving(hypers);
         let Arrival { name, attachments, changes, .. } = arrival;
         let moving = Move {
-            source,
-            in_order: true,
+            rows: Rows { source, in_order: true },
             stored,
             source_bytes,
             outside_bytes,

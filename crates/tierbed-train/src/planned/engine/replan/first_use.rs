@@ -15,7 +15,7 @@ use tierbed_core::store::out_of_range;
 use tierbed_core::{Error, Result, RowId, Schema, TableId};
 use tierbed_io::Folder;
 
-use super::RowSource;
+use super::Rows;
 use crate::parts::Parts;
 use crate::planned::plan::{EpochPlan, PlanWindow};
 use crate::planned::store::window_rows::Place;
@@ -110,8 +110,8 @@ impl OnePart {
 }
 
 impl FirstUses {
-    /// Finds the first use along `plan` of each row that `source` will bring again. Rows `in_order`
-    /// are brought but once: table after table, row after row.
+    /// Finds the first use along `plan` of each row that `rows` will bring again, or for the first
+    /// time where they come in their order.
     ///
     /// # Errors
     /// `Invalid` for rows out of range or brought twice, `Corruption` for a damaged plan,
@@ -121,8 +121,7 @@ impl FirstUses {
         schema: &Arc<Schema>,
         plan: &EpochPlan,
         cut: Cut,
-        source: &mut RowSource<'_>,
-        in_order: bool,
+        rows: &mut Rows<'_>,
     ) -> Result<Self> {
         let mut before = 0;
         let bases = schema.tables().iter().map(|table| {
@@ -154,7 +153,7 @@ impl FirstUses {
             uses.add(part as usize, [a, b, c, d, e, f, g, h, i, j, k, l])
         })?;
         uses.seal()?;
-        if in_order {
+        if rows.in_order {
             (0..part_count).for_each(|part| uses.rest(part));
             found.answers = Answers::InOrder(OnePart::new(uses, cut));
             return Ok(found);
@@ -162,7 +161,7 @@ impl FirstUses {
         // The blocks of one file are in memory at a time; those of `uses` come back one by one.
         (0..part_count).for_each(|part| uses.rest(part));
         let mut asked = Parts::create(folder, "replan-asked.rows", part_count, block_bytes)?;
-        source(&mut |table, row, _| {
+        (rows.source)(&mut |table, row, _| {
             let at = found.number_of(table, row)?;
             asked.add((at / cut.part_rows) as usize, in_part(cut, at))
         })?;
@@ -325,8 +324,8 @@ mod tests {
                 visit_count += 1;
                 written.iter().try_for_each(|&(table, row)| sink(table, row, &[]))
             };
-            let found = FirstUses::find(&folder, &schema, &plan, cut, source, in_order);
-            let mut found = found.unwrap();
+            let mut rows = Rows { source, in_order };
+            let mut found = FirstUses::find(&folder, &schema, &plan, cut, &mut rows).unwrap();
             let taken: Vec<_> = written
                 .iter()
                 .map(|&(table, row)| found.take(table, row).unwrap().map(|p| (p.window, p.entry)))

@@ -12,9 +12,10 @@
 //!                                                 then a checkpoint along B comes into force
 //! ```
 //!
-//! Cost: the rows are read twice (once when an array over all rows fits the memory, or they come in
-//! their order) and written once, all sequentially, within the budget. Until the new checkpoint is in force the old one
-//! stays whole, so the disk holds the rows twice for that time.
+//! Cost: the rows are read twice and written once, all sequentially, within the budget. They are
+//! read but once when an array over all rows fits the memory, or they come in their order. Until
+//! the new checkpoint is in force the old one stays whole, so the disk holds the rows twice for
+//! that time.
 
 mod arrival;
 mod first_use;
@@ -87,11 +88,16 @@ fn blame_the_store(error: Error) -> Error {
 /// Rows between two looks at the memory of the chunk lists.
 const MEMORY_CHECK_ROWS: u64 = 1 << 14;
 
+/// The rows to move.
+pub(super) struct Rows<'a> {
+    pub(super) source: &'a mut RowSource<'a>,
+    /// They come in the order of tables and rows.
+    pub(super) in_order: bool,
+}
+
 /// A move of all rows: from where, and what the checkpoint behind it says.
 struct Move<'a> {
-    source: &'a mut RowSource<'a>,
-    /// The source brings rows in the order of tables and rows.
-    in_order: bool,
+    rows: Rows<'a>,
     stored: Stored,
     /// Memory the source takes.
     source_bytes: u64,
@@ -147,8 +153,7 @@ impl PlannedEngine {
         let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
         let stored = stored.moving();
         let moving = Move {
-            source,
-            in_order: false,
+            rows: Rows { source, in_order: false },
             stored,
             source_bytes,
             outside_bytes: 0,
@@ -188,22 +193,22 @@ impl PlannedEngine {
         config: &PlannedConfig,
         moving: Move<'_>,
     ) -> std::result::Result<Moved, NotArrived> {
-        let Move { source, in_order, stored, source_bytes, outside_bytes, .. } = moving;
-        let Move { name, attachments, changes, .. } = moving;
+        let Move { mut rows, stored, source_bytes, outside_bytes, name, attachments, changes } =
+            moving;
         assert!(stored.is_moving(), "rows would be moved onto themselves");
-        let rows = tables.schema.tables().iter().map(|table| table.row_count).sum();
-        let purpose = Purpose::Moving { source_bytes, row_count: rows };
+        let row_count = tables.schema.tables().iter().map(|table| table.row_count).sum();
+        let purpose = Purpose::Moving { source_bytes, row_count };
         let disk_quota_bytes = config.disk_quota_bytes;
         let disk_quota_bytes = disk_quota_bytes.map(|quota| quota.saturating_sub(outside_bytes));
         let config = PlannedConfig { disk_quota_bytes, ..config.clone() };
         let room = Reservations::reserve(&*site.folder, &tables, &config, &stored, purpose)
             .map_err(NotArrived::AsBefore)?;
-        let cut = Cut::new(rows, room.answer_bytes);
+        let cut = Cut::new(row_count, room.answer_bytes);
         let mut engine =
             Self::assemble(site, tables, &config, &stored, room).map_err(NotArrived::AsBefore)?;
         engine.changes = changes;
         let moved = engine
-            .distribute(cut, source, in_order)
+            .distribute(cut, &mut rows)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
         if let Err(error) = moved {
             return Err(engine.give_up_move(error));
@@ -214,9 +219,9 @@ impl PlannedEngine {
     }
 
     #[expect(clippy::indexing_slicing, reason = "every size class has a writer")]
-    fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>, in_order: bool) -> Result<()> {
+    fn distribute(&mut self, cut: Cut, rows: &mut Rows<'_>) -> Result<()> {
         let plan = self.pipeline.plan.clone();
-        let found = FirstUses::find(&self.folder, &self.schema, &plan, cut, source, in_order);
+        let found = FirstUses::find(&self.folder, &self.schema, &plan, cut, rows);
         let mut first_uses = found.map_err(blame_the_store)?;
         let mover = self.pipeline.mover()?;
         let buf_bytes = mover.disk.buf_bytes().min(self.extent_bytes);
@@ -227,7 +232,7 @@ impl PlannedEngine {
         // Records come at any address; slots hold words.
         let mut aligned = AlignedBuf::new(longest);
         let mut row_count = 0u64;
-        source(&mut |table, row, record| {
+        (rows.source)(&mut |table, row, record| {
             let first = first_uses.take(table, row).map_err(blame_the_store)?;
             let shape = self.schema.table(table)?;
             let place = aligned.get_mut(..record.len());
