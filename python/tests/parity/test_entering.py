@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_forward_order import (
     BATCHES,
+    BUDGET,
     DIMS,
     ROWS,
     Known,
@@ -88,6 +89,26 @@ def test_shards_that_were_trained_by_window_follow_a_plan(open_store: OpenStore)
     assert_same_rows(ours.store, theirs.store)
     order = ours.store.order()
     assert (order["kind"], order["replan_count"]) == ("forward", 1)
+
+
+def test_readers_keep_their_checkpoint_while_rows_come_to_a_plan(open_store: OpenStore) -> None:
+    theirs = memory_training(open_store)
+    windowed(open_store, theirs)
+    ours = forward_training(open_store, order="auto")
+    ours.load()
+    before = open_store(None, dram_budget=BUDGET, read_only=True)
+    batches = tb.lookahead(Known(), ours.emb, window=4, key=itself)
+    first = next(batches)
+    assert ours.store.order()["replan_count"] == 1
+    assert_same_rows(before, theirs.store)
+    found = [ours.step(first), *(ours.step(batch) for batch in batches)]
+    ours.save()
+    # Its files are gone by name; what it has open stays as it was.
+    assert_same_rows(before, theirs.store)
+    assert_same(found, theirs.run(Known(), window=0))
+    with open_store(None, dram_budget=BUDGET, read_only=True) as after:
+        assert_same_rows(after, theirs.store)
+        assert after.order()["kind"] == "forward"
 
 
 def test_one_session_needs_a_checkpoint_before_the_plan(
