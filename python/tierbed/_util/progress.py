@@ -69,7 +69,7 @@ class Progress:
         # `import tierbed` loads this file, and rich takes longer than the bar is worth.
         from rich import console, progress
 
-        self._bar = progress.Progress(
+        bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=30),
             progress.MofNCompleteColumn(),
@@ -77,8 +77,10 @@ class Progress:
             progress.TimeRemainingColumn(),
             console=console.Console(stderr=True),
         )
-        self._task = self._bar.add_task(self.what, total=self.total, rate="")
-        self._bar.start()
+        self._task = bar.add_task(self.what, total=self.total, rate="")
+        bar.start()
+        # Last: with `after_s` this is another thread, and a bar that is there is updated.
+        self._bar = bar
 
     def __exit__(self, *_: object) -> None:
         if self._begin is not None and self._begin.ident is not None:
