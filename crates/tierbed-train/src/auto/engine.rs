@@ -11,11 +11,11 @@ use tierbed_store::kept::finish_restore;
 use tierbed_store::CommitLog;
 use tierbed_vocab::Policy;
 
-use crate::auto::entering::{sweep_plan_rows, sweep_window};
 use crate::auto::follow::{Making, PlanIdentity};
 use crate::auto::ids::PlannedIds;
 use crate::auto::joined::JoinedBatch;
 use crate::auto::moving::{self, WINDOW_FOLDER};
+use crate::auto::moving_to_plan::{sweep_plan_rows, sweep_window};
 use crate::auto::noting::NotingEngine;
 use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planless::{self, Planless};
@@ -180,7 +180,7 @@ impl AutoEngine {
             Some(crate::planned::BACKEND) => {
                 let state = planless::reopen(Arc::clone(folder), &self.config, None)?;
                 if let State::Planned(planned) = &state {
-                    sweep_window(folder, planned.engine.schema());
+                    sweep_window(folder, planned.engine.schema())?;
                 }
                 Ok(state)
             }

@@ -115,7 +115,7 @@ impl PlanFollower for AutoEngine {
         if let State::Lost(cause) = &self.state {
             return Err(lost(cause));
         }
-        if let Some(reason) = self.no_entry()? {
+        if let Some(reason) = self.why_by_window()? {
             return Err(
                 Error::invalid("no plan is made that rows may not follow").with("reason", reason)
             );
@@ -240,14 +240,14 @@ impl AutoEngine {
         if let State::Lost(cause) = &self.state {
             return Err(lost(cause));
         }
-        if let Some(reason) = self.no_entry()? {
+        if let Some(reason) = self.why_by_window()? {
             return Ok(Answer::Refused { reason });
         }
         self.find_ids()?;
         let (shape, options) = self.shape_of(features, request)?;
         match (self.find_sound(request, &shape, &options)?, &self.state) {
             (None, _) => Ok(Answer::PlanNeeded),
-            (Some(plan), State::Windowed(_)) => self.enter_plan(plan),
+            (Some(plan), State::Windowed(_)) => self.move_to_plan(plan),
             (Some(plan), _) => self.start_planned(plan),
         }
     }
@@ -343,7 +343,7 @@ impl AutoEngine {
             }
             State::Planned(planned) if planned.source == request.source => return Ok(true),
             State::Undecided(_) | State::Planned(_) => {}
-            State::Windowed(_) if self.no_entry()?.is_none() => {}
+            State::Windowed(_) if self.why_by_window()?.is_none() => {}
             // The answer will be a refusal, or an error.
             State::Windowed(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
         }

@@ -1,13 +1,13 @@
 //! Choice of the engine: one [`AutoEngine`] in front of the window and the planned engine.
 
 pub(crate) mod engine;
-mod entering;
 mod follow;
 mod ids;
 mod joined;
 mod kept;
 pub(crate) mod look;
 pub(crate) mod moving;
+mod moving_to_plan;
 pub(crate) mod noting;
 mod on_device;
 mod open_tables;

@@ -38,7 +38,7 @@ impl AutoEngine {
     ///
     /// # Errors
     /// Those of the folder.
-    pub(crate) fn no_entry(&self) -> Result<Option<String>> {
+    pub(crate) fn why_by_window(&self) -> Result<Option<String>> {
         let State::Windowed(windowed) = &self.state else { return Ok(None) };
         if !self.has_rows_without_plan() {
             return Ok(None);
@@ -61,7 +61,7 @@ impl AutoEngine {
         } else if windowed.engine.store.frozen.is_some() {
             "rows were trained without a plan before, and are being published"
         } else if schema.tables().iter().any(|table| rows_file(&table.name) == EXTENTS_FILE) {
-            "a table has the name of the file that rows of a plan are in"
+            "a table named \"forward\" would share its file with the rows of a plan"
         } else if !self.may_hold_twice(windowed)? {
             "disk_quota does not hold the rows twice, as it must while they come to a plan"
         } else if is_inside && self.config.order != Order::Forward {
@@ -119,7 +119,7 @@ impl AutoEngine {
     ///
     /// # Errors
     /// `Invalid` for a budget too small, naming the minimum; otherwise those of the folder.
-    pub(crate) fn check_entry(
+    pub(crate) fn check_move_to_plan(
         &mut self,
         features: &FeatureLayout,
         request: &PlanRequest,
@@ -148,14 +148,14 @@ impl AutoEngine {
     /// # Errors
     /// As long as the window engine is in force, those of reading it; behind that the store must
     /// be reopened.
-    pub(crate) fn enter_plan(&mut self, plan: EpochPlan) -> Result<Answer> {
+    pub(crate) fn move_to_plan(&mut self, plan: EpochPlan) -> Result<Answer> {
         let (folder, inside) = (self.folder()?, self.folder_inside()?);
         let name = plan.file().to_owned();
         let State::Windowed(windowed) = &mut self.state else {
             return Err(Error::invalid("no rows were trained without a plan"));
         };
-        let entered = enter(&folder, windowed, plan, &self.config, inside.is_some());
-        match entered {
+        let moved = move_rows(&folder, windowed, plan, &self.config, inside.is_some());
+        match moved {
             Ok((planned, row_count)) => {
                 let schema = windowed.schema().clone();
                 if let Some(inside) = &inside {
@@ -168,7 +168,7 @@ impl AutoEngine {
                     }
                 }
                 self.state = State::Planned(Box::new(planned));
-                sweep_window(&folder, &schema);
+                sweep_window(&folder, &schema)?;
                 remove_other_plans(&*folder, &name)?;
                 self.notes.reason = None;
                 self.notes.replan_count += 1;
@@ -193,7 +193,7 @@ impl AutoEngine {
 }
 
 // Returns the engine along the plan, and how many rows came to it.
-fn enter(
+fn move_rows(
     folder: &Arc<dyn Folder>,
     windowed: &mut Windowed,
     plan: EpochPlan,
@@ -300,26 +300,33 @@ fn rows_file(table: &str) -> String {
     format!("{table}.rows")
 }
 
-/// Removes what the window engine left in the folder of a store that follows a plan. Left-overs
-/// cost space, not correctness.
-pub(crate) fn sweep_window(folder: &Arc<dyn Folder>, schema: &Schema) {
+/// Removes what the window engine left in the folder of a store that follows a plan. Files that
+/// cannot be removed cost space, not correctness.
+///
+/// # Errors
+/// Those of looking into the folder inside; `Corruption` when its commit is damaged.
+pub(crate) fn sweep_window(folder: &Arc<dyn Folder>, schema: &Schema) -> Result<()> {
     let files = schema.tables().iter().map(|table| rows_file(&table.name));
     for file in files.filter(|file| file != EXTENTS_FILE && !file.starts_with(IDS_PREFIX)) {
         let _ = folder.remove(&file);
     }
     let inside = folder.path().map(|path| path.join(WINDOW_FOLDER));
-    let Some(Ok(inside)) = inside.filter(|inside| inside.is_dir()).map(FsFolder::open) else {
-        return;
+    let Some(inside) = inside.filter(|inside| inside.is_dir()) else { return Ok(()) };
+    let inside = FsFolder::open(inside)?;
+    let is_over = match inside.read(CommitLog::CURRENT)? {
+        Some(current) => CommitLog::names_none(&current)?,
+        None => false,
     };
-    let is_over = inside.read(CommitLog::CURRENT).is_ok_and(|current| {
-        current.is_some_and(|current| CommitLog::names_none(&current).unwrap_or(false))
-    });
-    for name in inside.list().unwrap_or_default() {
+    if !is_over {
+        return Ok(());
+    }
+    for name in inside.list()? {
         // It says that nothing is in force, as long as anything lies there.
-        if is_over && name != CommitLog::CURRENT {
+        if name != CommitLog::CURRENT {
             let _ = inside.remove(&name);
         }
     }
+    Ok(())
 }
 
 /// Removes the rows of a plan that never came into force from the folder of a store of tables

@@ -30,7 +30,7 @@ impl PlanFollower for ShardSet {
         if has_plan.contains(&false) {
             return Ok(Answer::PlanNeeded);
         }
-        if let Err(error) = self.check_entries(&parts, request) {
+        if let Err(error) = self.check_moves(&parts, request) {
             return match (error.kind(), self.config.order) {
                 (ErrorKind::Invalid, Order::Auto) => {
                     Ok(Answer::Refused { reason: error.to_string() })
@@ -105,7 +105,7 @@ impl ShardSet {
     fn check_may_follow(&self, parts: &Parts) -> Result<()> {
         idle_shard(parts, self.shard_count())?;
         for engine in &self.engines {
-            if let Some(reason) = engine.no_entry()? {
+            if let Some(reason) = engine.why_by_window()? {
                 return Err(Error::invalid(reason));
             }
         }
@@ -113,13 +113,13 @@ impl ShardSet {
     }
 
     // A shard that finds too little memory when others have moved would stop them half-way.
-    fn check_entries(&mut self, parts: &Arc<Parts>, request: &PlanRequest) -> Result<()> {
+    fn check_moves(&mut self, parts: &Arc<Parts>, request: &PlanRequest) -> Result<()> {
         if !self.engines.iter().any(AutoEngine::has_rows_without_plan) {
             return Ok(());
         }
         let sizes = self.sizes();
         let checked = self.each(parts, false, sizes, |engine, part, size| {
-            engine.check_entry(&part.plan, request).map_err(|error| size.name_least(error))
+            engine.check_move_to_plan(&part.plan, request).map_err(|error| size.name_least(error))
         });
         checked.map(drop)
     }

@@ -153,13 +153,13 @@ impl FirstUses {
             uses.add(part as usize, [a, b, c, d, e, f, g, h, i, j, k, l])
         })?;
         uses.seal()?;
+        // Its blocks come back one by one.
+        (0..part_count).for_each(|part| uses.rest(part));
         if rows.in_order {
-            (0..part_count).for_each(|part| uses.rest(part));
             found.answers = Answers::InOrder(OnePart::new(uses, cut));
             return Ok(found);
         }
-        // The blocks of one file are in memory at a time; those of `uses` come back one by one.
-        (0..part_count).for_each(|part| uses.rest(part));
+        // The blocks of one file are in memory at a time.
         let mut asked = Parts::create(folder, "replan-asked.rows", part_count, block_bytes)?;
         (rows.source)(&mut |table, row, _| {
             let at = found.number_of(table, row)?;

@@ -108,14 +108,6 @@ struct Move<'a> {
     changes: Changes,
 }
 
-/// What is left of a move when its rows are in force.
-struct Moved {
-    site: OpenFolder,
-    schema: Arc<Schema>,
-    plan: EpochPlan,
-    changes: Changes,
-}
-
 impl PlannedEngine {
     /// Goes on along `plan` from here on, whichever rows it uses: for a reshuffled epoch, or the
     /// next day's data. To be called between two batches, at the end of an epoch or not. Tables
@@ -181,18 +173,6 @@ impl PlannedEngine {
         config: &PlannedConfig,
         moving: Move<'_>,
     ) -> std::result::Result<Self, NotArrived> {
-        let moved = Self::moved(site, tables, config, moving)?;
-        let Moved { site, schema, plan, changes } = moved;
-        let opened = Self::open_at(site, schema, plan, config).map_err(NotArrived::InDoubt)?;
-        Ok(Self { changes, ..opened })
-    }
-
-    fn moved(
-        site: OpenFolder,
-        tables: PlannedTables,
-        config: &PlannedConfig,
-        moving: Move<'_>,
-    ) -> std::result::Result<Moved, NotArrived> {
         let Move { mut rows, stored, source_bytes, outside_bytes, name, attachments, changes } =
             moving;
         assert!(stored.is_moving(), "rows would be moved onto themselves");
@@ -200,12 +180,12 @@ impl PlannedEngine {
         let purpose = Purpose::Moving { source_bytes, row_count };
         let disk_quota_bytes = config.disk_quota_bytes;
         let disk_quota_bytes = disk_quota_bytes.map(|quota| quota.saturating_sub(outside_bytes));
-        let config = PlannedConfig { disk_quota_bytes, ..config.clone() };
-        let room = Reservations::reserve(&*site.folder, &tables, &config, &stored, purpose)
+        let narrowed = PlannedConfig { disk_quota_bytes, ..config.clone() };
+        let room = Reservations::reserve(&*site.folder, &tables, &narrowed, &stored, purpose)
             .map_err(NotArrived::AsBefore)?;
         let cut = Cut::new(row_count, room.answer_bytes);
         let mut engine =
-            Self::assemble(site, tables, &config, &stored, room).map_err(NotArrived::AsBefore)?;
+            Self::assemble(site, tables, &narrowed, &stored, room).map_err(NotArrived::AsBefore)?;
         engine.changes = changes;
         let moved = engine
             .distribute(cut, &mut rows)
@@ -215,7 +195,8 @@ impl PlannedEngine {
         }
         let (plan, changes) = (engine.pipeline.plan.clone(), std::mem::take(&mut engine.changes));
         let (site, schema, _) = engine.into_site();
-        Ok(Moved { site, schema, plan, changes })
+        let opened = Self::open_at(site, schema, plan, config).map_err(NotArrived::InDoubt)?;
+        Ok(Self { changes, ..opened })
     }
 
     #[expect(clippy::indexing_slicing, reason = "every size class has a writer")]
